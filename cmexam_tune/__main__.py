@@ -1,0 +1,51 @@
+"""`cmexam-tune <program> ...` and `python -m cmexam_tune <program> ...`."""
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from cmexam_tune import __version__, cli
+from cmexam_tune.variants import suggest
+
+PROGRAMS = {
+    "preprocess": "raw exam files into questions and prompts",
+    "stats": "Table 2 of the CMExam paper for any question files",
+    "train": "tune a model by a recipe",
+    "predict": "let a tuned or off-the-shelf model answer questions",
+    "evaluate": "score predictions and write a report",
+    "export": "a trained adapter as a loadable model or adapter",
+    "reproduce": "whole rows of the papers, from raw file to table",
+    "chat": "ask a trained model questions in the terminal",
+    "serve": "an OpenAI-compatible endpoint for a trained model",
+    "tiny": "tiny random models for machines without weights",
+}
+
+
+def usage() -> str:
+    """Return the list of programs."""
+    lines = [f"  {name:<12}{text}" for name, text in PROGRAMS.items()]
+    return "\n".join(["usage: cmexam-tune PROGRAM ...", "", *lines, "", "cmexam-tune PROGRAM --help explains each."])
+
+
+def main(argv: Sequence[str]) -> int | None:
+    """Hand the rest of the command line to the program that it names."""
+    if not argv or argv[0] in ("-h", "--help"):
+        cli.say(usage())
+        return 0 if argv else 2
+    if argv[0] in ("--version", "version"):
+        cli.say(__version__)
+        return 0
+    if argv[0] not in PROGRAMS:
+        cli.note(f"error: {argv[0]!r} is no program{suggest(argv[0], PROGRAMS)}.\n\n{usage()}")
+        return 2
+    return importlib.import_module(f"cmexam_tune.{argv[0]}").main(argv[1:])
+
+
+def entry() -> None:
+    """Run `cmexam-tune` as the console script that setup.py installs."""
+    cli.run(main)
+
+
+if __name__ == "__main__":
+    sys.argv[0] = "cmexam-tune"
+    entry()

@@ -1,0 +1,71 @@
+"""One argument convention for every program, and one place where errors become messages and exit statuses."""
+
+import argparse
+import errno
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from cmexam_tune.errors import TrainingStopped, UserError
+
+OVERRIDES_HELP = "change a value of the config: section.key=value, for example training.learning_rate=2e-4"
+INTERRUPTED = 130
+
+
+class Parser(argparse.ArgumentParser):
+    """ArgumentParser for a program `cmexam-tune <name>`: help keeps its layout, wrong flags get a suggestion."""
+
+    def __init__(self, name: str, description: str, epilog: str = "") -> None:
+        super().__init__(
+            prog=f"cmexam-tune {name}",
+            description=description,
+            epilog=epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        """Print the message in the form of all other errors and exit with 2."""
+        self.exit(2, f"error: {message}\nSee {self.prog} --help.\n")
+
+
+def add_config(parser: argparse.ArgumentParser, required: bool = True) -> None:
+    """Add `--config NAME_OR_PATH` and the `key=value` overrides."""
+    parser.add_argument(
+        "--config", required=required, metavar="NAME_OR_PATH", help="a YAML file, or the name of a shipped recipe"
+    )
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help=OVERRIDES_HELP)
+
+
+def say(text: str = "") -> None:
+    """Print a result to standard output, at once."""
+    print(text, flush=True)
+
+
+def note(text: str) -> None:
+    """Print progress or a warning to standard error, at once."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def run(main: Callable[[Sequence[str]], int | None], argv: Sequence[str] | None = None) -> NoReturn:
+    """Call a program's `main(argv)` and exit: 0 done, 2 the caller's mistake, 1 a failure, 130 interrupted."""
+    try:
+        sys.exit(main(sys.argv[1:] if argv is None else argv) or 0)
+    except UserError as error:
+        _stop(f"error: {error}", 2)
+    except TrainingStopped as error:
+        _stop(f"stopped: {error}", 1)
+    except KeyboardInterrupt:
+        _stop("interrupted", INTERRUPTED)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(1)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
+            raise
+        _stop(f"error: {error.filename or 'output'}: {error.strerror}. Free some space or choose another folder.", 2)
+
+
+def _stop(message: str, status: int) -> NoReturn:
+    note(message)
+    sys.exit(status)

@@ -1,0 +1,377 @@
+"""One experiment is one YAML file: sections data, prompt, model, tuning, training, generation and the key out.
+
+`training` holds `transformers.TrainingArguments` names, `tuning` PEFT's, `generation` `transformers.GenerationConfig`'s,
+all unchanged; the dataclasses here name only what those libraries do not have. Numbers live in the recipes.
+"""
+
+import ast
+import dataclasses
+import functools
+import importlib.util
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from cmexam_tune import variants
+from cmexam_tune.errors import ConfigError
+from cmexam_tune.strict import Problems, build
+
+SECTIONS = ("data", "prompt", "model", "tuning", "training", "generation")
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Question files, as `cmexam-tune preprocess` writes them."""
+
+    train: tuple[str, ...] = ()
+    validation: tuple[str, ...] = ()
+    """Questions for the loss and exam accuracy while training."""
+    test: tuple[str, ...] = ()
+    """Questions that `reproduce` and the shell recipes predict after training."""
+    max_train_samples: int | None = None
+    """Use only the first so many training questions."""
+    max_eval_samples: int | None = None
+    """Use only the first so many validation questions."""
+    cache_dir: str | None = None
+    """Where encoded questions are cached; default: `cache/` in the run folder. Set to share between runs."""
+    num_workers: int | None = None
+    """Processes that encode questions; default: one for each core."""
+
+
+@dataclass(frozen=True)
+class PromptConfig:
+    """What the model reads and is to write."""
+
+    style: str
+    """A style of `cmexam_tune.prompts`: `answer` or `1`, `answer_explain` or `4`, `cmb_answer`, ..."""
+    max_source_length: int
+    """Tokens of the prompt; a longer one loses the middle of its stem, never an option."""
+    max_target_length: int
+    """Tokens of the completion; a longer one loses the end of its explanation, never the answer."""
+    template: str = "auto"
+    """Wrapper around the prompt: `auto` (the model's chat template, else none), `none`, or a name of `prompts.TEMPLATES`."""
+    system: str | None = None
+    """System message for templates that have one."""
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The base model."""
+
+    family: str
+    """llama (any decoder of transformers), chatglm or bert: a file in `cmexam_tune/families/`."""
+    model_name_or_path: str
+    """Folder of the checkpoint, or its name on the model hub."""
+    adapter_name_or_path: str | None = None
+    """PEFT adapter that is merged into the base before tuning (Alpaca and Huatuo are adapters on LLaMA)."""
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
+    """Of the frozen weights; auto: bfloat16 where the card has it, float16 on older cards, float32 on CPU."""
+    head: Literal["choice", "label", "multilabel"] | None = None
+    """bert only: score each option; softmax over answer strings; sigmoid for each letter."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """Changes to the model's own config.json, for example `{hidden_dropout_prob: 0.4}`."""
+    attn_implementation: str = "sdpa"
+    trust_remote_code: bool = False
+    """Run Python code that lies in the checkpoint. Off unless you trust its author."""
+    revision: str | None = None
+
+
+@dataclass(frozen=True)
+class TuningConfig:
+    """The tuning method and its own settings."""
+
+    method: str
+    """lora, ptuning, head or full: a file in `cmexam_tune/tuning/`."""
+    settings: Any
+    """The `Settings` dataclass of the method's file."""
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """How to train; `arguments` goes to `transformers.TrainingArguments` as it is."""
+
+    global_batch_size: int | None = None
+    """Questions for each optimizer step, on any number of processes; sets the accumulation steps."""
+    packing: bool = False
+    """Several questions in one row, each seeing only itself; same loss, no padding."""
+    max_tokens_per_batch: int | None = None
+    """Upper bound of token slots in a micro-batch, beside `per_device_train_batch_size`."""
+    early_stopping_patience: int | None = None
+    """Evaluations without a better `metric_for_best_model` after which training ends."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class GenerationConfig:
+    """How to answer; `arguments` goes to `transformers.GenerationConfig` as it is."""
+
+    mode: Literal["generate", "constrained", "likelihood"] = "generate"
+    """Free text; only legal answers can be written; the most probable legal answer."""
+    batch_size: int = 16
+    """Questions for each forward pass at prediction; changes speed, never an answer."""
+    answer_sets: Literal["kind", "single", "multiple"] = "kind"
+    """Legal answers: by what the exam prints (unknown kind: one letter), always one letter, always any subset."""
+    length_normalization: bool = False
+    """likelihood: mean instead of sum of token log-probabilities."""
+    prior_normalization: bool = False
+    """likelihood: subtract the log-probability of the same answer after a prompt without the question."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Config:
+    """A resolved experiment."""
+
+    data: DataConfig
+    prompt: PromptConfig
+    model: ModelConfig
+    tuning: TuningConfig
+    training: TrainingConfig
+    generation: GenerationConfig
+    out: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plain mapping that `from_dict` reads back to an equal Config."""
+        plain: dict[str, Any] = {name: dataclasses.asdict(getattr(self, name)) for name in SECTIONS}
+        for section in ("training", "generation"):
+            plain[section].update(plain[section].pop("arguments"))
+        plain["tuning"] = {"method": self.tuning.method, **dataclasses.asdict(self.tuning.settings)}
+        return {**_lists(plain), "out": self.out}
+
+
+def _lists(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _lists(item) for key, item in value.items()}
+    return [_lists(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader that reads `2e-2` as the number everybody means, and refuses a key given twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        if double := [key for key in keys if keys.count(key) > 1]:
+            raise yaml.constructor.ConstructorError(None, None, f"key {double[0]!r} stands twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9]+)[eE][-+]?[0-9]+$"),
+    list("-+.0123456789"),
+)
+
+# Names other tools have for the same setting: (section, name there) -> name here, in `section.key` form.
+ALIASES: dict[tuple[str, str], str] = {
+    ("data", "train_file"): "data.train", ("data", "data_path"): "data.train", ("data", "dataset"): "data.train",
+    ("data", "validation_file"): "data.validation", ("data", "valid"): "data.validation", ("data", "val"): "data.validation",
+    ("data", "valid_data_path"): "data.validation", ("data", "eval_dataset"): "data.validation",
+    ("data", "test_file"): "data.test", ("data", "max_samples"): "data.max_train_samples",
+    ("data", "preprocessing_num_workers"): "data.num_workers",
+    ("prompt", "prompt_id"): "prompt.style", ("prompt", "prompt_template_name"): "prompt.template",
+    ("prompt", "cutoff_len"): "prompt.max_source_length",
+    ("model", "base_model"): "model.model_name_or_path", ("model", "path"): "model.model_name_or_path",
+    ("model", "torch_dtype"): "model.dtype", ("model", "resume_from_checkpoint"): "model.adapter_name_or_path",
+    ("tuning", "finetuning_type"): "tuning.method", ("tuning", "pre_seq_len"): "tuning.num_virtual_tokens",
+    ("tuning", "lora_rank"): "tuning.r", ("tuning", "lora_r"): "tuning.r", ("tuning", "lora_target"): "tuning.target_modules",
+    ("tuning", "lora_target_modules"): "tuning.target_modules",
+    ("training", "evaluation_strategy"): "training.eval_strategy", ("training", "batch_size"): "training.global_batch_size",
+    ("training", "micro_batch_size"): "training.per_device_train_batch_size",
+    ("training", "num_epochs"): "training.num_train_epochs", ("training", "warmup_ratio"): "training.warmup_steps",
+    ("training", "neat_packing"): "training.packing", ("training", "early_stopping_steps"): "training.early_stopping_patience",
+}  # fmt: skip
+
+
+def find(name: str | Path) -> Path:
+    """Return the YAML file called `name`: a path, else in the checkout's recipes/, else among the shipped recipes.
+
+    Raises:
+        ConfigError: there is none; the message names the places and the nearest recipe.
+    """
+    package = Path(__file__).resolve().parent
+    folders = [folder for folder in (package.parent / "recipes", package / "recipes") if folder.is_dir()]
+    for candidate in (Path(name), *(folder / name for folder in folders)):
+        for path in (candidate, candidate.with_name(candidate.name + ".yaml")):
+            if path.is_file():
+                return path
+    known = sorted({path.name for folder in folders for path in folder.glob("*.yaml")})
+    raise ConfigError(
+        f"{name}: no such config{variants.suggest(str(name), known)}. Shipped recipes: {', '.join(known)}."
+    )
+
+
+def load(name: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """Read a recipe by path or name, apply `section.key=value` overrides, and resolve it.
+
+    Raises:
+        ConfigError: every problem that was found, one a line.
+    """
+    path = find(name)
+    values = read_yaml(path)
+    for override in overrides:
+        merge(values, _parse_override(override))
+    return from_dict(values, str(path))
+
+
+def read_yaml(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """Read a YAML file and everything it `extends`, nearest last."""
+    path = path.resolve()
+    if path in seen:
+        raise ConfigError(f"{path}: extends itself by way of {', '.join(str(p.name) for p in seen)}.")
+    try:
+        values = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not YAML: {error}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 at byte {error.start}. Save the file as UTF-8.") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: must hold sections ({', '.join(SECTIONS)}), found {type(values).__name__}.")
+    parent = values.pop("extends", None)
+    if parent is None:
+        return _rename_aliases(values)
+    beside = path.parent / str(parent)
+    base = read_yaml(beside if beside.is_file() else find(str(parent)), (*seen, path))
+    return merge(base, _rename_aliases(values))
+
+
+def merge(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Put `changes` into `base`, section by section, and return `base`; a new tuning method drops the old one's keys."""
+    for key, value in changes.items():
+        old = base.get(key)
+        if isinstance(old, dict) and isinstance(value, Mapping):
+            if key == "tuning" and value.get("method", old.get("method")) != old.get("method"):
+                old.clear()
+            merge(old, value)
+        else:
+            base[key] = value
+    return base
+
+
+def _parse_override(text: str) -> dict[str, Any]:
+    key, equals, raw = text.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"{text!r}: an override is section.key=value, for example training.learning_rate=2e-4.")
+    try:
+        value = yaml.load(raw, Loader=_Loader) if raw else None
+    except yaml.YAMLError:
+        value = raw
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return _rename_aliases(value)
+
+
+def _rename_aliases(values: dict[str, Any]) -> dict[str, Any]:
+    for section in [s for s in SECTIONS if isinstance(values.get(s), dict)]:
+        for old in list(values[section]):
+            if (new := ALIASES.get((section, old))) is None:
+                continue
+            name = new.partition(".")[2]
+            if name in values[section]:
+                raise ConfigError(f"{section}.{old} is another name for {new}, which is given too. Keep one.")
+            sys.stderr.write(f"note: {section}.{old} is called {new} here\n")
+            values[section][name] = values[section].pop(old)
+    return values
+
+
+def from_dict(values: Mapping[str, Any], source: str = "config") -> Config:
+    """Resolve a plain mapping into a `Config`.
+
+    Raises:
+        ConfigError: every problem that was found, one a line.
+    """
+    problems = Problems()
+    values = {section: {}, **values} if (section := "generation") not in values else dict(values)
+    for key in values:
+        if key not in (*SECTIONS, "out"):
+            problems.add(str(key), f"unknown section{variants.suggest(str(key), (*SECTIONS, 'out'))}")
+    for section in SECTIONS:
+        if not isinstance(values.get(section, {}), Mapping):
+            problems.add(section, f"expected a section with keys, got {values[section]!r}")
+    if not problems:
+        ready = dict(values)
+        ready["tuning"] = _tuning(values.get("tuning", {}), problems)
+        ready["training"] = _split(TrainingConfig, values.get("training", {}), training_names(), "training", problems)
+        ready["generation"] = _split(GenerationConfig, values["generation"], generation_names(), "generation", problems)
+        if isinstance(values.get("prompt"), Mapping) and isinstance(values["prompt"].get("style"), int):
+            ready["prompt"] = {**values["prompt"], "style": str(values["prompt"]["style"])}
+        typed = _assemble(ready, problems)
+        if typed is not None and not problems:
+            return typed
+    raise ConfigError(
+        "\n".join([f"{source} cannot be used:", *(f"  - {problem}" for problem in dict.fromkeys(problems))])
+    )
+
+
+def _assemble(ready: Mapping[str, Any], problems: Problems) -> Config | None:
+    parts = {name: cls for name, cls in (("data", DataConfig), ("prompt", PromptConfig), ("model", ModelConfig))}
+    built = {name: build(cls, ready.get(name, {}), name, problems) for name, cls in parts.items()}
+    out = ready.get("out")
+    if not isinstance(out, str) or not out:
+        problems.add("out", "required key is missing: the run folder, for example out=runs/my_run")
+        return None
+    if built["model"] is not None and built["model"].family:
+        _check_variant("families", built["model"].family, "model.family", problems)
+    return Config(**built, tuning=ready["tuning"], training=ready["training"], generation=ready["generation"], out=out)
+
+
+def _check_variant(folder: variants.Folder, name: str, key: str, problems: Problems) -> bool:
+    known = variants.names(folder)
+    if "." not in name and name not in known:
+        problems.add(key, f"{name!r} is unknown{variants.suggest(name, known)}; known: {', '.join(known)}")
+        return False
+    return True
+
+
+def _tuning(values: Mapping[str, Any], problems: Problems) -> TuningConfig | None:
+    method = values.get("method")
+    if not isinstance(method, str):
+        problems.add("tuning.method", f"required key is missing; known: {', '.join(variants.names('tuning'))}")
+        return None
+    if not _check_variant("tuning", method, "tuning.method", problems):
+        return None
+    settings = {key: value for key, value in values.items() if key != "method"}
+    return TuningConfig(method, build(variants.load("tuning", method).Settings, settings, "tuning", problems))
+
+
+def _split(cls: type, values: Mapping[str, Any], foreign: frozenset[str], where: str, problems: Problems) -> Any:
+    """Build `cls` from its own keys and put the rest, checked against `foreign` names, into its `arguments`."""
+    own = {f.name for f in dataclasses.fields(cls)} - {"arguments"}
+    arguments = {key: value for key, value in values.items() if key not in own}
+    for key in arguments:
+        if key not in foreign:
+            problems.add(f"{where}.{key}", f"unknown key{variants.suggest(str(key), own | foreign)}")
+    return build(cls, {**{k: v for k, v in values.items() if k in own}, "arguments": arguments}, where, problems)
+
+
+@functools.cache
+def training_names() -> frozenset[str]:
+    """Return the field names of `transformers.TrainingArguments`, read from its source: importing it loads torch."""
+    spec = importlib.util.find_spec("transformers")
+    if spec is None or spec.origin is None:
+        raise ConfigError("transformers is not installed: pip install transformers")
+    source = Path(spec.origin).with_name("training_args.py").read_text(encoding="utf-8")
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ClassDef) and node.name == "TrainingArguments":
+            targets = (item.target for item in node.body if isinstance(item, ast.AnnAssign))
+            return frozenset(t.id for t in targets if isinstance(t, ast.Name)) - {"output_dir"}
+    raise ConfigError(
+        f"transformers {spec.origin} has no TrainingArguments: install a version named in constraints.txt"
+    )
+
+
+@functools.cache
+def generation_names() -> frozenset[str]:
+    """Return the option names of `transformers.GenerationConfig`."""
+    from transformers import GenerationConfig as Library
+
+    return frozenset(name for name in vars(Library()) if not name.startswith("_"))
+
+
+def dump(config: Config) -> str:
+    """Return the resolved config as YAML that `load` reads back to an equal Config."""
+    return yaml.safe_dump(config.to_dict(), allow_unicode=True, sort_keys=False)

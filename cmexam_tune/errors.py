@@ -1,0 +1,17 @@
+"""Errors that are the caller's to mend: printed as one message without a traceback, exit status 2."""
+
+
+class UserError(Exception):
+    """The caller's mistake. The message names the file, line or key, the value, the limit and the remedy."""
+
+
+class ConfigError(UserError):
+    """A configuration that cannot be used; the message lists every problem that was found."""
+
+
+class DataError(UserError):
+    """A data file that cannot be used; the message names the file and the line or row."""
+
+
+class TrainingStopped(RuntimeError):
+    """A run that cannot go on (loss 0 or NaN, no labels, ...). Exit status 1: the checkpoint before it is kept."""

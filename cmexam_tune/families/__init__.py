@@ -1,0 +1,53 @@
+"""Model families, one file or folder each: the file's name is the config's `model.family`."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+
+from cmexam_tune.config import Config, ModelConfig, PromptConfig
+from cmexam_tune.features import Encoded
+from cmexam_tune.schema import Prediction, Question
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+class Loaded(NamedTuple):
+    """A model and the tokenizer it was trained with."""
+
+    model: "PreTrainedModel"
+    tokenizer: "PreTrainedTokenizerBase"
+
+
+class Family(Protocol):
+    """What a module in this folder provides."""
+
+    @property
+    def task(self) -> Literal["generate", "classify"]:
+        """Whether the model writes its answer or scores options."""
+
+    @property
+    def lora_targets(self) -> tuple[str, ...]:
+        """`target_modules` of LoRA where the recipe names none."""
+
+    @property
+    def prefix_shifts_positions(self) -> bool:
+        """Whether real tokens are counted from after the P-tuning prefix (as PEFT does) or from 0 (as ChatGLM does)."""
+
+    def load(self, model: ModelConfig, questions: Sequence[Question] | None = None) -> Loaded:
+        """Load model and tokenizer; `questions` (training) fixes the labels of a new classification head.
+
+        Raises:
+            UserError: the path does not exist, or holds a model of another kind.
+        """
+
+    def encode(
+        self, loaded: Loaded, questions: Sequence[Question], prompt: PromptConfig, model: ModelConfig
+    ) -> Encoded:
+        """Return training rows with labels, and what had to be cut or skipped."""
+
+    def collate(self, loaded: Loaded, groups: Sequence[Sequence[Mapping[str, Any]]]) -> "dict[str, torch.Tensor]":
+        """Return one padded batch; each group of rows becomes one row of the batch (packed if it has several)."""
+
+    def answer(self, loaded: Loaded, questions: Sequence[Question], config: Config) -> Iterator[Prediction]:
+        """Yield one prediction for each question, in an order of the family's choice."""

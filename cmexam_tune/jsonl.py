@@ -1,0 +1,116 @@
+"""Reading and writing records as JSON lines, with errors that name file and line."""
+
+import dataclasses
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from cmexam_tune.errors import DataError
+from cmexam_tune.files import atomic_write, check_input, check_output
+
+T = TypeVar("T")
+
+
+def read_objects(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (line number from 1, JSON object) for every line that is not blank.
+
+    Raises:
+        UserError: the file is missing or empty.
+        DataError: a line is not UTF-8 or not a JSON object; names file and line.
+    """
+    path = check_input(path)
+    number = 0
+    with path.open("rb") as handle:
+        for number, raw in enumerate(handle, 1):
+            try:
+                text = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise DataError(
+                    f"{path}:{number}: not UTF-8 ({error.reason} at byte {error.start}). Save the file as UTF-8."
+                ) from None
+            if not text.strip():
+                continue
+            try:
+                value = json.loads(text)
+            except json.JSONDecodeError as error:
+                raise DataError(f"{path}:{number}: broken JSON, {error.msg} at column {error.colno}.") from None
+            if not isinstance(value, dict):
+                raise DataError(
+                    f"{path}:{number}: a JSON object is needed on every line, found {type(value).__name__}."
+                )
+            yield number, value
+
+
+def from_object(cls: type[T], value: Mapping[str, Any], where: str) -> T:
+    """Build the record `cls` from a JSON object; `where` (file:line) starts the error message."""
+    fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    required = [
+        n for n, f in fields.items() if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+    ]
+    if missing := [name for name in required if name not in value]:
+        hint = ""
+        if cls.__name__ == "Question":
+            hint = " Question files come from `cmexam-tune preprocess`."
+        raise DataError(
+            f"{where}: not a {cls.__name__}, {', '.join(missing)} missing (found: {', '.join(value)}).{hint}"
+        )
+    wrong = [n for n in fields if n in value and not _fits(fields[n].type, value[n])]
+    if wrong:
+        raise DataError(
+            f"{where}: {wrong[0]!r} has the wrong type, {type(value[wrong[0]]).__name__} {value[wrong[0]]!r}."
+        )
+    try:
+        return cls(**{name: value[name] for name in fields if name in value})
+    except DataError as error:
+        raise DataError(f"{where}: {error}") from None
+
+
+def _fits(annotation: object, value: object) -> bool:
+    text = str(annotation)
+    if value is None:
+        return "None" in text
+    if "Mapping" in text:
+        return isinstance(value, dict) and all(isinstance(v, str) for v in value.values())
+    return isinstance(value, str)
+
+
+def read(path: str | Path, cls: type[T]) -> Iterator[T]:
+    """Yield the records of a JSON-lines file one by one; ids must be distinct.
+
+    Raises:
+        UserError: the file is missing or empty.
+        DataError: a line that is no such record, a duplicate id, or no record at all; names file and line.
+    """
+    key = "id" if "id" in {f.name for f in dataclasses.fields(cls)} else "question_id"  # type: ignore[arg-type]
+    seen: dict[str, int] = {}
+    for number, value in read_objects(path):
+        record = from_object(cls, value, f"{path}:{number}")
+        name = value[key]
+        if name in seen:
+            raise DataError(f"{path}:{number}: duplicate {key} {name!r}, first on line {seen[name]}.")
+        seen[name] = number
+        yield record
+    if not seen:
+        raise DataError(f"{path}: holds no records, only blank lines.")
+
+
+def dumps(record: object) -> str:
+    """Return a record (a dataclass or a mapping) as one line of JSON without its newline."""
+    value = dataclasses.asdict(record) if dataclasses.is_dataclass(record) and not isinstance(record, type) else record
+    return json.dumps(value, ensure_ascii=False)
+
+
+def write(path: str | Path, records: Iterable[object], overwrite: bool = False) -> int:
+    """Write records as JSON lines beside `path`, rename, and return how many there were.
+
+    Raises:
+        UserError: `path` exists and `overwrite` is false.
+    """
+    check_output(path, overwrite)
+    count = 0
+    with atomic_write(path) as handle:
+        for record in records:
+            handle.write(dumps(record) + "\n")
+            count += 1
+    return count

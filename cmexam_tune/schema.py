@@ -1,0 +1,110 @@
+"""The records that pass between the stages: Question -> Example -> Prediction -> Report.
+
+On disk each is one JSON object a line, UTF-8, with its keys in the order of the fields here.
+"""
+
+import html
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from cmexam_tune.errors import DataError
+
+MIN_OPTIONS, MAX_OPTIONS = 2, 10
+
+
+def letters(text: str) -> str:
+    """Return the letters of an answer sorted and distinct: `letters("ca")` is `"AC"`."""
+    return "".join(sorted(set(text.upper())))
+
+
+@dataclass(frozen=True)
+class Question:
+    """One exam item, whatever file it came from.
+
+    Raises:
+        DataError: an option or answer that cannot be; the message names the question and the value.
+    """
+
+    id: str
+    """Stable: the exam's own id, or `<file stem>:<row>`."""
+    stem: str
+    options: Mapping[str, str]
+    """Letter -> text, in the order of the exam paper; 2 to 10 of them."""
+    answer: str | None
+    """Sorted distinct letters, `"C"` or `"ACD"`; None only where the answers are unpublished."""
+    explanation: str | None = None
+    kind: Literal["single", "multiple"] | None = None
+    """What the exam paper itself prints; never derived from the answer."""
+    facets: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be an exam question."""
+        where = f"question {self.id!r}"
+        if not self.id or not self.stem.strip():
+            raise DataError(f"{where}: id and stem must not be empty.")
+        if not MIN_OPTIONS <= len(self.options) <= MAX_OPTIONS:
+            raise DataError(f"{where}: {len(self.options)} options, {MIN_OPTIONS} to {MAX_OPTIONS} are possible.")
+        for letter in self.options:
+            if len(letter) != 1 or not "A" <= letter <= "Z":
+                raise DataError(f"{where}: option letter {letter!r} is not one of A to Z.")
+        if self.kind not in ("single", "multiple", None):
+            raise DataError(f"{where}: kind {self.kind!r} is not 'single', 'multiple' or null.")
+        if self.answer is None:
+            return
+        if not self.answer or self.answer != letters(self.answer):
+            raise DataError(f"{where}: answer {self.answer!r} is not made of sorted distinct letters.")
+        if missing := [letter for letter in self.answer if letter not in self.options]:
+            raise DataError(
+                f"{where}: answer {self.answer!r} names {', '.join(missing)}, options are {''.join(self.options)}."
+            )
+
+
+@dataclass(frozen=True)
+class Example:
+    """What a model reads (`prompt`) and should write (`completion`), rendered by `prompts.render`."""
+
+    question_id: str
+    prompt: str
+    completion: str
+    style: str
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a model wrote for one question, and how it was read."""
+
+    question_id: str
+    text: str
+    """The raw model output; `evaluate` reads it again with its profile's parser."""
+    answer: str | None = None
+    """Sorted letters, or None = unreadable: a result, which stays in every denominator."""
+    explanation: str | None = None
+
+
+Scores = Mapping[str, float | int | list[float] | None]
+
+
+@dataclass(frozen=True)
+class Report:
+    """Scores of one predictions file: overall, by facet, how they were computed and from what."""
+
+    overall: Scores
+    by_facet: Mapping[str, Mapping[str, Scores]]
+    signature: Mapping[str, Any]
+    provenance: Mapping[str, Any]
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><th>{html.escape(name)}</th><td>{html.escape(_cell(value))}</td></tr>"
+            for name, value in self.overall.items()
+        )
+        return f"<table>{rows}</table>"
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.2f}"
+    if isinstance(value, list):
+        return " to ".join(_cell(item) for item in value)
+    return "-" if value is None else str(value)

@@ -1,0 +1,36 @@
+"""Tuning methods, one file each: the file's name is the config's `tuning.method`."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from cmexam_tune.families import Family
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+
+class Method(Protocol):
+    """What a module in this folder provides. Heavy imports stay inside functions: reading a config needs no torch."""
+
+    @property
+    def Settings(self) -> type[Any]:
+        """Frozen dataclass of the method's own keys under `tuning`; a bad value raises ValueError in `__post_init__`."""
+
+    @property
+    def standalone(self) -> bool:
+        """Whether `save` writes a whole model (head, full), or an adapter that needs its base (lora, ptuning)."""
+
+    def attach(self, model: "PreTrainedModel", family: Family, settings: Any) -> "PreTrainedModel":
+        """Freeze what is not tuned, add what is, and return the model to train; trainable parameters are float32
+        where the base is float16.
+        """
+
+    def save(
+        self, model: "PreTrainedModel", folder: Path, state_dict: "Mapping[str, torch.Tensor] | None" = None
+    ) -> None:
+        """Write what was tuned to `folder`; `state_dict` holds gathered weights under ZeRO-3."""
+
+    def load(self, model: "PreTrainedModel", folder: Path) -> None:
+        """Read what `save` wrote into a model that `attach` returned."""

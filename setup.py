@@ -1,0 +1,54 @@
+"""Installation of cmexam_tune. Metadata lives here; pyproject.toml holds the build system and tool settings."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+VERSION = re.search(r'__version__ = "(.+)"', (HERE / "cmexam_tune" / "__init__.py").read_text(encoding="utf-8"))
+assert VERSION is not None
+
+setup(
+    name="cmexam_tune",
+    version=VERSION.group(1),
+    description="Fine-tuning library and recipes for Chinese medical-exam language models (CMExam, CMB)",
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.10",
+    packages=[
+        *find_packages(include=["cmexam_tune", "cmexam_tune.*"]),
+        "cmexam_tune.recipes",
+        "cmexam_tune.recipes.deepspeed",
+    ],
+    package_dir={"cmexam_tune.recipes": "recipes", "cmexam_tune.recipes.deepspeed": "recipes/deepspeed"},
+    package_data={
+        "cmexam_tune": ["sample/*", "sample/*/*", "py.typed"],
+        "cmexam_tune.recipes": ["*.yaml", "*.sh", "*.md"],
+        "cmexam_tune.recipes.deepspeed": ["*.json"],
+    },
+    install_requires=[
+        "accelerate>=1.10",
+        "datasets>=4.0",
+        "deepspeed>=0.18",
+        "evaluate>=0.4.6",
+        "jieba>=0.42.1",
+        "openpyxl>=3.1",
+        "peft>=0.18",
+        "PyYAML>=6.0",
+        "rapidfuzz>=3.9",
+        "rouge-score>=0.1.2",
+        "sacrebleu>=2.4",
+        "safetensors>=0.5",
+        "sentencepiece>=0.2",
+        "torch>=2.6",
+        "transformers>=5.0",
+    ],
+    extras_require={
+        "dev": ["mypy>=1.15", "pytest>=8.0", "pytest-xdist>=3.6", "ruff>=0.12", "scikit-learn>=1.5", "types-PyYAML"],
+        "serve": ["fastapi>=0.115", "uvicorn>=0.30"],
+        "tensorboard": ["tensorboard>=2.16"],
+    },
+    entry_points={"console_scripts": ["cmexam-tune = cmexam_tune.__main__:entry"]},
+)

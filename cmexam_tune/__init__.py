@@ -1,5 +1,6 @@
-"""Fine-tuning of Chinese medical-exam language models: the records. Stages are imported by name,
-for example `from cmexam_tune.train import train`.
+"""Fine-tuning of Chinese medical-exam language models: the records.
+
+Stages are imported by name, for example `from cmexam_tune.train import train`.
 """
 
 from cmexam_tune.schema import Example, Prediction, Question, Report

@@ -38,7 +38,8 @@ def main(argv: Sequence[str]) -> int | None:
     if argv[0] not in PROGRAMS:
         cli.note(f"error: {argv[0]!r} is no program{suggest(argv[0], PROGRAMS)}.\n\n{usage()}")
         return 2
-    return importlib.import_module(f"cmexam_tune.{argv[0]}").main(argv[1:])
+    status: int | None = importlib.import_module(f"cmexam_tune.{argv[0]}").main(argv[1:])
+    return status
 
 
 def entry() -> None:

@@ -1,7 +1,7 @@
 """One experiment is one YAML file: sections data, prompt, model, tuning, training, generation and the key out.
 
-`training` holds `transformers.TrainingArguments` names, `tuning` PEFT's, `generation` `transformers.GenerationConfig`'s,
-all unchanged; the dataclasses here name only what those libraries do not have. Numbers live in the recipes.
+Read strictly: every problem at once, with 'did you mean'; names of other tools are accepted as aliases with a note.
+Numbers live in the recipes.
 """
 
 import ast
@@ -11,143 +11,38 @@ import importlib.util
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 
 from cmexam_tune import variants
 from cmexam_tune.errors import ConfigError
+from cmexam_tune.settings import (
+    SECTIONS,
+    Config,
+    DataConfig,
+    GenerationConfig,
+    ModelConfig,
+    PromptConfig,
+    TrainingConfig,
+    TuningConfig,
+)
 from cmexam_tune.strict import Problems, build
 
-SECTIONS = ("data", "prompt", "model", "tuning", "training", "generation")
-
-
-@dataclass(frozen=True)
-class DataConfig:
-    """Question files, as `cmexam-tune preprocess` writes them."""
-
-    train: tuple[str, ...] = ()
-    validation: tuple[str, ...] = ()
-    """Questions for the loss and exam accuracy while training."""
-    test: tuple[str, ...] = ()
-    """Questions that `reproduce` and the shell recipes predict after training."""
-    max_train_samples: int | None = None
-    """Use only the first so many training questions."""
-    max_eval_samples: int | None = None
-    """Use only the first so many validation questions."""
-    cache_dir: str | None = None
-    """Where encoded questions are cached; default: `cache/` in the run folder. Set to share between runs."""
-    num_workers: int | None = None
-    """Processes that encode questions; default: one for each core."""
-
-
-@dataclass(frozen=True)
-class PromptConfig:
-    """What the model reads and is to write."""
-
-    style: str
-    """A style of `cmexam_tune.prompts`: `answer` or `1`, `answer_explain` or `4`, `cmb_answer`, ..."""
-    max_source_length: int
-    """Tokens of the prompt; a longer one loses the middle of its stem, never an option."""
-    max_target_length: int
-    """Tokens of the completion; a longer one loses the end of its explanation, never the answer."""
-    template: str = "auto"
-    """Wrapper around the prompt: `auto` (the model's chat template, else none), `none`, or a name of `prompts.TEMPLATES`."""
-    system: str | None = None
-    """System message for templates that have one."""
-
-
-@dataclass(frozen=True)
-class ModelConfig:
-    """The base model."""
-
-    family: str
-    """llama (any decoder of transformers), chatglm or bert: a file in `cmexam_tune/families/`."""
-    model_name_or_path: str
-    """Folder of the checkpoint, or its name on the model hub."""
-    adapter_name_or_path: str | None = None
-    """PEFT adapter that is merged into the base before tuning (Alpaca and Huatuo are adapters on LLaMA)."""
-    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
-    """Of the frozen weights; auto: bfloat16 where the card has it, float16 on older cards, float32 on CPU."""
-    head: Literal["choice", "label", "multilabel"] | None = None
-    """bert only: score each option; softmax over answer strings; sigmoid for each letter."""
-    config: Mapping[str, Any] = field(default_factory=dict)
-    """Changes to the model's own config.json, for example `{hidden_dropout_prob: 0.4}`."""
-    attn_implementation: str = "sdpa"
-    trust_remote_code: bool = False
-    """Run Python code that lies in the checkpoint. Off unless you trust its author."""
-    revision: str | None = None
-
-
-@dataclass(frozen=True)
-class TuningConfig:
-    """The tuning method and its own settings."""
-
-    method: str
-    """lora, ptuning, head or full: a file in `cmexam_tune/tuning/`."""
-    settings: Any
-    """The `Settings` dataclass of the method's file."""
-
-
-@dataclass(frozen=True)
-class TrainingConfig:
-    """How to train; `arguments` goes to `transformers.TrainingArguments` as it is."""
-
-    global_batch_size: int | None = None
-    """Questions for each optimizer step, on any number of processes; sets the accumulation steps."""
-    packing: bool = False
-    """Several questions in one row, each seeing only itself; same loss, no padding."""
-    max_tokens_per_batch: int | None = None
-    """Upper bound of token slots in a micro-batch, beside `per_device_train_batch_size`."""
-    early_stopping_patience: int | None = None
-    """Evaluations without a better `metric_for_best_model` after which training ends."""
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class GenerationConfig:
-    """How to answer; `arguments` goes to `transformers.GenerationConfig` as it is."""
-
-    mode: Literal["generate", "constrained", "likelihood"] = "generate"
-    """Free text; only legal answers can be written; the most probable legal answer."""
-    batch_size: int = 16
-    """Questions for each forward pass at prediction; changes speed, never an answer."""
-    answer_sets: Literal["kind", "single", "multiple"] = "kind"
-    """Legal answers: by what the exam prints (unknown kind: one letter), always one letter, always any subset."""
-    length_normalization: bool = False
-    """likelihood: mean instead of sum of token log-probabilities."""
-    prior_normalization: bool = False
-    """likelihood: subtract the log-probability of the same answer after a prompt without the question."""
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Config:
-    """A resolved experiment."""
-
-    data: DataConfig
-    prompt: PromptConfig
-    model: ModelConfig
-    tuning: TuningConfig
-    training: TrainingConfig
-    generation: GenerationConfig
-    out: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the plain mapping that `from_dict` reads back to an equal Config."""
-        plain: dict[str, Any] = {name: dataclasses.asdict(getattr(self, name)) for name in SECTIONS}
-        for section in ("training", "generation"):
-            plain[section].update(plain[section].pop("arguments"))
-        plain["tuning"] = {"method": self.tuning.method, **dataclasses.asdict(self.tuning.settings)}
-        return {**_lists(plain), "out": self.out}
-
-
-def _lists(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _lists(item) for key, item in value.items()}
-    return [_lists(item) for item in value] if isinstance(value, list | tuple) else value
+__all__ = [
+    "Config",
+    "DataConfig",
+    "GenerationConfig",
+    "ModelConfig",
+    "PromptConfig",
+    "TrainingConfig",
+    "TuningConfig",
+    "dump",
+    "find",
+    "from_dict",
+    "load",
+]
 
 
 class _Loader(yaml.SafeLoader):
@@ -168,22 +63,25 @@ _Loader.add_implicit_resolver(
 
 # Names other tools have for the same setting: (section, name there) -> name here, in `section.key` form.
 ALIASES: dict[tuple[str, str], str] = {
-    ("data", "train_file"): "data.train", ("data", "data_path"): "data.train", ("data", "dataset"): "data.train",
-    ("data", "validation_file"): "data.validation", ("data", "valid"): "data.validation", ("data", "val"): "data.validation",
+    ("data", "train_file"): "data.train", ("data", "data_path"): "data.train",
+    ("data", "dataset"): "data.train", ("data", "validation_file"): "data.validation",
+    ("data", "valid"): "data.validation", ("data", "val"): "data.validation",
     ("data", "valid_data_path"): "data.validation", ("data", "eval_dataset"): "data.validation",
     ("data", "test_file"): "data.test", ("data", "max_samples"): "data.max_train_samples",
-    ("data", "preprocessing_num_workers"): "data.num_workers",
-    ("prompt", "prompt_id"): "prompt.style", ("prompt", "prompt_template_name"): "prompt.template",
-    ("prompt", "cutoff_len"): "prompt.max_source_length",
+    ("data", "preprocessing_num_workers"): "data.num_workers", ("prompt", "prompt_id"): "prompt.style",
+    ("prompt", "prompt_template_name"): "prompt.template", ("prompt", "cutoff_len"): "prompt.max_source_length",
     ("model", "base_model"): "model.model_name_or_path", ("model", "path"): "model.model_name_or_path",
     ("model", "torch_dtype"): "model.dtype", ("model", "resume_from_checkpoint"): "model.adapter_name_or_path",
     ("tuning", "finetuning_type"): "tuning.method", ("tuning", "pre_seq_len"): "tuning.num_virtual_tokens",
-    ("tuning", "lora_rank"): "tuning.r", ("tuning", "lora_r"): "tuning.r", ("tuning", "lora_target"): "tuning.target_modules",
+    ("tuning", "lora_rank"): "tuning.r", ("tuning", "lora_r"): "tuning.r",
+    ("tuning", "lora_target"): "tuning.target_modules",
     ("tuning", "lora_target_modules"): "tuning.target_modules",
-    ("training", "evaluation_strategy"): "training.eval_strategy", ("training", "batch_size"): "training.global_batch_size",
+    ("training", "evaluation_strategy"): "training.eval_strategy",
+    ("training", "batch_size"): "training.global_batch_size",
     ("training", "micro_batch_size"): "training.per_device_train_batch_size",
-    ("training", "num_epochs"): "training.num_train_epochs", ("training", "warmup_ratio"): "training.warmup_steps",
-    ("training", "neat_packing"): "training.packing", ("training", "early_stopping_steps"): "training.early_stopping_patience",
+    ("training", "num_epochs"): "training.num_train_epochs",
+    ("training", "warmup_ratio"): "training.warmup_steps", ("training", "neat_packing"): "training.packing",
+    ("training", "early_stopping_steps"): "training.early_stopping_patience",
 }  # fmt: skip
 
 
@@ -240,7 +138,7 @@ def read_yaml(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
 
 
 def merge(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Put `changes` into `base`, section by section, and return `base`; a new tuning method drops the old one's keys."""
+    """Put `changes` into `base` by section and return `base`; a new tuning method drops the old one's keys."""
     for key, value in changes.items():
         old = base.get(key)
         if isinstance(old, dict) and isinstance(value, Mapping):
@@ -260,9 +158,13 @@ def _parse_override(text: str) -> dict[str, Any]:
         value = yaml.load(raw, Loader=_Loader) if raw else None
     except yaml.YAMLError:
         value = raw
-    for part in reversed(key.split(".")):
-        value = {part: value}
-    return _rename_aliases(value)
+    nested: dict[str, Any] = {}
+    *sections, last = key.split(".")
+    inner = nested
+    for section in sections:
+        inner = inner.setdefault(section, {})
+    inner[last] = value
+    return _rename_aliases(nested)
 
 
 def _rename_aliases(values: dict[str, Any]) -> dict[str, Any]:
@@ -369,7 +271,8 @@ def generation_names() -> frozenset[str]:
     """Return the option names of `transformers.GenerationConfig`."""
     from transformers import GenerationConfig as Library
 
-    return frozenset(name for name in vars(Library()) if not name.startswith("_"))
+    library: Any = Library
+    return frozenset(name for name in vars(library()) if not name.startswith("_"))
 
 
 def dump(config: Config) -> str:

@@ -27,7 +27,7 @@ class Truncation:
 
 @dataclass(frozen=True)
 class Encoded:
-    """Training rows: mappings with `question_id`, `input_ids` and `labels` (and what else the family's collate reads)."""
+    """Training rows: mappings with `question_id`, `input_ids`, `labels` and what else the family's collate reads."""
 
     rows: list[Mapping[str, Any]]
     truncation: Truncation = field(default_factory=Truncation)

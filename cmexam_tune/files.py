@@ -5,7 +5,7 @@ import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from cmexam_tune.errors import UserError
 
@@ -39,7 +39,7 @@ def check_output(path: str | Path, overwrite: bool = False) -> Path:
 
 
 @contextlib.contextmanager
-def atomic_write(path: str | Path, binary: bool = False) -> Iterator[IO]:
+def atomic_write(path: str | Path, binary: bool = False) -> Iterator[IO[Any]]:
     """Open a file beside `path` for writing and rename it to `path` when the block ends without an error."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)

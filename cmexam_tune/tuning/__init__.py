@@ -16,15 +16,16 @@ class Method(Protocol):
 
     @property
     def Settings(self) -> type[Any]:
-        """Frozen dataclass of the method's own keys under `tuning`; a bad value raises ValueError in `__post_init__`."""
+        """Frozen dataclass of the method's keys under `tuning`; a bad value raises ValueError in `__post_init__`."""
 
     @property
     def standalone(self) -> bool:
         """Whether `save` writes a whole model (head, full), or an adapter that needs its base (lora, ptuning)."""
 
     def attach(self, model: "PreTrainedModel", family: Family, settings: Any) -> "PreTrainedModel":
-        """Freeze what is not tuned, add what is, and return the model to train; trainable parameters are float32
-        where the base is float16.
+        """Freeze what is not tuned, add what is, and return the model to train.
+
+        Trainable parameters are float32 also where the base is float16 or bfloat16.
         """
 
     def save(

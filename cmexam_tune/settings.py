@@ -1,0 +1,138 @@
+"""The sections of a configuration as frozen dataclasses; `cmexam_tune.config` reads them from YAML.
+
+`training.arguments` holds `transformers.TrainingArguments` names, `tuning.settings` PEFT's and `generation.arguments`
+`transformers.GenerationConfig`'s, all unchanged; the fields here are what those libraries do not have.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+SECTIONS = ("data", "prompt", "model", "tuning", "training", "generation")
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Question files, as `cmexam-tune preprocess` writes them."""
+
+    train: tuple[str, ...] = ()
+    validation: tuple[str, ...] = ()
+    """Questions for the loss and exam accuracy while training."""
+    test: tuple[str, ...] = ()
+    """Questions that `reproduce` and the shell recipes predict after training."""
+    max_train_samples: int | None = None
+    """Use only the first so many training questions."""
+    max_eval_samples: int | None = None
+    """Use only the first so many validation questions."""
+    cache_dir: str | None = None
+    """Where encoded questions are cached; default: `cache/` in the run folder. Set to share between runs."""
+    num_workers: int | None = None
+    """Processes that encode questions; default: one for each core."""
+
+
+@dataclass(frozen=True)
+class PromptConfig:
+    """What the model reads and is to write."""
+
+    style: str
+    """A style of `cmexam_tune.prompts`: `answer` or `1`, `answer_explain` or `4`, `cmb_answer`, ..."""
+    max_source_length: int
+    """Tokens of the prompt; a longer one loses the middle of its stem, never an option."""
+    max_target_length: int
+    """Tokens of the completion; a longer one loses the end of its explanation, never the answer."""
+    template: str = "auto"
+    """Wrapper: `auto` (the model's chat template, else none), `none`, or a name of `prompts.TEMPLATES`."""
+    system: str | None = None
+    """System message for templates that have one."""
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The base model."""
+
+    family: str
+    """llama (any decoder of transformers), chatglm or bert: a file in `cmexam_tune/families/`."""
+    model_name_or_path: str
+    """Folder of the checkpoint, or its name on the model hub."""
+    adapter_name_or_path: str | None = None
+    """PEFT adapter that is merged into the base before tuning (Alpaca and Huatuo are adapters on LLaMA)."""
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
+    """Of the frozen weights; auto: bfloat16 where the card has it, float16 on older cards, float32 on CPU."""
+    head: Literal["choice", "label", "multilabel"] | None = None
+    """bert only: score each option; softmax over answer strings; sigmoid for each letter."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """Changes to the model's own config.json, for example `{hidden_dropout_prob: 0.4}`."""
+    attn_implementation: str = "sdpa"
+    trust_remote_code: bool = False
+    """Run Python code that lies in the checkpoint. Off unless you trust its author."""
+    revision: str | None = None
+
+
+@dataclass(frozen=True)
+class TuningConfig:
+    """The tuning method and its own settings."""
+
+    method: str
+    """lora, ptuning, head or full: a file in `cmexam_tune/tuning/`."""
+    settings: Any
+    """The `Settings` dataclass of the method's file."""
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """How to train; `arguments` goes to `transformers.TrainingArguments` as it is."""
+
+    global_batch_size: int | None = None
+    """Questions for each optimizer step, on any number of processes; sets the accumulation steps."""
+    packing: bool = False
+    """Several questions in one row, each seeing only itself; same loss, no padding."""
+    max_tokens_per_batch: int | None = None
+    """Upper bound of token slots in a micro-batch, beside `per_device_train_batch_size`."""
+    early_stopping_patience: int | None = None
+    """Evaluations without a better `metric_for_best_model` after which training ends."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class GenerationConfig:
+    """How to answer; `arguments` goes to `transformers.GenerationConfig` as it is."""
+
+    mode: Literal["generate", "constrained", "likelihood"] = "generate"
+    """Free text; only legal answers can be written; the most probable legal answer."""
+    batch_size: int = 16
+    """Questions for each forward pass at prediction; changes speed, never an answer."""
+    answer_sets: Literal["kind", "single", "multiple"] = "kind"
+    """Legal answers: by what the exam prints (unknown kind: one letter), always one letter, always any subset."""
+    length_normalization: bool = False
+    """likelihood: mean instead of sum of token log-probabilities."""
+    prior_normalization: bool = False
+    """likelihood: subtract the log-probability of the same answer after a prompt without the question."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Config:
+    """A resolved experiment."""
+
+    data: DataConfig
+    prompt: PromptConfig
+    model: ModelConfig
+    tuning: TuningConfig
+    training: TrainingConfig
+    generation: GenerationConfig
+    out: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plain mapping that `from_dict` reads back to an equal Config."""
+        plain: dict[str, Any] = {name: dataclasses.asdict(getattr(self, name)) for name in SECTIONS}
+        for section in ("training", "generation"):
+            plain[section].update(plain[section].pop("arguments"))
+        plain["tuning"] = {"method": self.tuning.method, **dataclasses.asdict(self.tuning.settings)}
+        return {**_lists(plain), "out": self.out}
+
+
+def _lists(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _lists(item) for key, item in value.items()}
+    return [_lists(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,229 @@
+"""The prompt, once: how a question is asked and how its answer is to be written.
+
+`render` is what preprocess, train and predict all use. Styles 1 to 6 are those of the CMExam repository and
+`cmb_answer` and `cmb_cot` those of CMB-Exam, to the character, with three repairs of what the released scripts do:
+the text of an answer with several letters is the texts of all of them joined by `；` (released: empty), an option's
+text is kept whole (released: its last word), and a question that a style cannot render raises `Unrenderable`
+(released: the model is taught to write `解释:nan`).
+"""
+
+import dataclasses
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cmexam_tune.errors import ConfigError, DataError
+from cmexam_tune.schema import Example, Question
+from cmexam_tune.variants import suggest
+from cmexam_tune.wrappers import TEMPLATES, Template, template, wrap
+
+__all__ = [
+    "STYLES",
+    "TEMPLATES",
+    "Style",
+    "Template",
+    "Unrenderable",
+    "answer_head",
+    "fewshot",
+    "prompt",
+    "render",
+    "shorten_stem",
+    "style_named",
+    "template",
+    "wrap",
+]
+
+TEXT_SEPARATOR = "；"
+"""Between the option texts of an answer with several letters."""
+NO_EXPLANATION = "no explanation"
+"""Reason of `Unrenderable` for a style that writes explanations."""
+
+
+class Unrenderable(DataError):
+    """A style cannot render this question; `reason` is the short phrase to count it under."""
+
+    def __init__(self, question: Question, style: str, reason: str) -> None:
+        super().__init__(f"question {question.id!r} cannot be rendered in style {style!r}: {reason}.")
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class Style:
+    """Two texts with fields in braces.
+
+    Fields of `ask`: question, options (`A text` lines), option_str (`A. text` lines), exam and question_type (CMB).
+    Fields of `write`: letters, text (of the correct options), explanation.
+    """
+
+    name: str
+    ask: str
+    write: str
+    ask_by_kind: tuple[tuple[str, str], ...] = ()
+    """(kind, text that replaces `ask` for it)."""
+
+
+_WITH_OPTIONS = "问题: {question}, \n 选项: {options}"
+_OPEN = "问题: {question}"
+_CMB = "以下是中国{exam}的一道{question_type}，"
+_ZEROSHOT_END = (
+    "注意，请给出两行，第一行只需要返回答案的英文选项，第二行进行简要的解释。输出格式限制为“答案：”，“解释：”"
+)
+_ZEROSHOT_SINGLE = (
+    "返回限制：只返回两行。假设你是一位医疗行业专家，请回答下列问题，注意是单选题，只需要返回一个最合适的选项。\n"
+    "{question}:\n{options}\n"
+    "注意，结果只有两行，第一行只需要返回答案的英文选项(注意只需要返回一个最合适的答案)，第二行进行简要的解释。"
+    "输出格式限制为：“答案：”，“解释：”。\n"
+    "注意，题目是单选题，若有多个合适的答案，只返回最准确的即可。"
+)
+_EXPERT = "假设你是一位医疗行业专家，请回答下列问题。"
+
+_NUMBERED = (
+    Style("answer", _WITH_OPTIONS, "答案: {letters}"),
+    Style("answer_text", _WITH_OPTIONS, "答案: {letters} {text}"),
+    Style("explain", _WITH_OPTIONS, "解释: {explanation}"),
+    Style("answer_explain", _WITH_OPTIONS, "答案: {letters} {text}. \n 解释:{explanation}"),
+    Style("open", _OPEN, "答案: {text}"),
+    Style("open_explain", _OPEN, "答案: {text}. \n 解释: {explanation}"),
+)
+_NAMED = (
+    Style(
+        "cmb_answer", _CMB + "不需要做任何分析和解释，直接输出答案选项。\n{question}\n{option_str}", "答案是{letters}。"
+    ),
+    Style(
+        "cmb_cot",
+        _CMB + "请分析每个选项，并最后给出答案。\n{question}\n{option_str}",
+        "{explanation}所以答案是{letters}。",
+    ),
+    # The released script picks the wording by the length of the gold answer. Here only what the exam paper prints
+    # (`kind`) decides; a question of unknown kind gets the wording in `ask`, which names neither.
+    Style(
+        "zeroshot",
+        _EXPERT + "注意，该问题可能有一个或多个正确答案\n{question}:\n{options}\n" + _ZEROSHOT_END,
+        "答案：{letters}\n解释：{explanation}",
+        (
+            ("multiple", _EXPERT + "注意，该问题是多选题\n{question}:\n{options}\n" + _ZEROSHOT_END),
+            ("single", _ZEROSHOT_SINGLE),
+        ),
+    ),
+    # HuatuoGPT-II's own evaluation publishes no completion; CMB's is used.
+    Style("huatuogpt2", "请回答下面选择题。\n[{question_type}]{question}\n{option_str}", "答案是{letters}。"),
+)
+
+STYLES: dict[str, Style] = {
+    **{style.name: style for style in _NUMBERED + _NAMED},
+    **{str(number): style for number, style in enumerate(_NUMBERED, 1)},
+}
+"""Name -> style; the original repository's ids "1" to "6" are keys too."""
+
+
+def style_named(name: str) -> Style:
+    """Return the style with that name or id.
+
+    Raises:
+        ConfigError: there is none; the message suggests the nearest name.
+    """
+    if name not in STYLES:
+        raise ConfigError(f"prompt style {name!r} is unknown{suggest(name, STYLES)}; known: {', '.join(STYLES)}.")
+    return STYLES[name]
+
+
+def prompt(question: Question, style: str) -> str:
+    """Return what the model is asked, whether or not the completion can be rendered; the answer is never read.
+
+    Raises:
+        ConfigError: unknown style.
+    """
+    chosen = style_named(style)
+    ask = dict(chosen.ask_by_kind).get(question.kind or "", chosen.ask)
+    return ask.format(
+        question=question.stem,
+        options="\n".join(f"{letter} {text}" for letter, text in question.options.items()),
+        option_str="\n".join(f"{letter}. {text}" for letter, text in question.options.items()),
+        exam=_exam(question),
+        question_type=_question_type(question),
+    )
+
+
+def _exam(question: Question) -> str:
+    """Return CMB's `{exam_type}中{exam_class}考试`; a question without these facets is of some `医学考试`."""
+    kind, name = question.facets.get("exam_type"), question.facets.get("exam_class")
+    if kind and name:
+        return f"{kind}中{name}考试"
+    return f"{name}考试" if name else kind or "医学考试"
+
+
+def _question_type(question: Question) -> str:
+    printed = question.facets.get("question_type")
+    return printed or {"single": "单项选择题", "multiple": "多项选择题"}.get(question.kind or "", "选择题")
+
+
+def render(question: Question, style: str) -> Example:
+    """Return what the model reads and should write; a question without a published answer has completion "".
+
+    Raises:
+        Unrenderable: the style writes an explanation and this answered question has none.
+        ConfigError: unknown style.
+    """
+    chosen = style_named(style)
+    asked = prompt(question, style)
+    if question.answer is None:
+        return Example(question.id, asked, "", chosen.name)
+    if "{explanation}" in chosen.write and not question.explanation:
+        raise Unrenderable(question, chosen.name, NO_EXPLANATION)
+    texts = TEXT_SEPARATOR.join(question.options[letter] for letter in question.answer)
+    completion = chosen.write.format(letters=question.answer, text=texts, explanation=question.explanation)
+    return Example(question.id, asked, completion, chosen.name)
+
+
+def answer_head(question: Question, letters: str, style: str) -> str:
+    """Return the completion up to and including its letters, were `letters` the answer: `答案: AC`.
+
+    Raises:
+        ConfigError: the style's completion does not start with the letters.
+    """
+    chosen = style_named(style)
+    before, found, _ = chosen.write.partition("{letters}")
+    if not found or "{" in before:
+        able = ", ".join(
+            dict.fromkeys(s.name for s in STYLES.values() if s.write.find("{") == s.write.find("{letters}"))
+        )
+        raise ConfigError(f"prompt.style: {chosen.name!r} does not start with the answer's letters. Use one of {able}.")
+    return before + letters
+
+
+def shorten_stem(question: Question, keep: int) -> Question:
+    """Return the question with `keep` characters of its stem, head and tail alike, and `…` for the middle.
+
+    The tail is the longer half: it holds what is asked. A stem of at most `keep` characters stays as it is.
+    """
+    if len(question.stem) <= keep:
+        return question
+    head = max(keep, 0) // 2
+    tail = max(keep, 0) - head
+    stem = question.stem[:head] + "…" + (question.stem[-tail:] if tail else "")
+    return dataclasses.replace(question, stem=stem)
+
+
+def fewshot(question: Question, pool: Sequence[Question], style: str, n: int = 3, seed: int = 0) -> list[Example]:
+    """Return `n` examples from `pool` as CMB draws them: same exam_class, never the question itself.
+
+    The draw depends only on the seed and the class, so questions outside the pool that share a class share their
+    examples too.
+
+    Raises:
+        DataError: fewer than `n` questions of that class can be rendered in this style.
+    """
+    name = question.facets.get("exam_class", "")
+    examples = []
+    for candidate in pool:
+        if candidate.facets.get("exam_class", "") != name or candidate.answer is None or candidate.id == question.id:
+            continue
+        try:
+            examples.append(render(candidate, style))
+        except Unrenderable:
+            continue
+    if len(examples) < n:
+        raise DataError(
+            f"few-shot: {n} examples of exam_class {name!r} are needed, {len(examples)} can be rendered in {style!r}."
+        )
+    return random.Random(f"{seed}/{name}").sample(examples, n)

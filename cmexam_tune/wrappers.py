@@ -1,0 +1,141 @@
+"""Fixed chat wrappers of the published models: how a prompt becomes the text that such a model was tuned on.
+
+The strings are part of the published protocols (CMB-Exam's released workers, Stanford Alpaca, Vicuna v1.1, the
+CMExam repository's `med_template`) and are kept to the character. Models with a chat template of their own need none.
+`cmexam_tune.prompts` re-exports all of this.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cmexam_tune.errors import ConfigError
+from cmexam_tune.schema import Example
+from cmexam_tune.variants import suggest
+
+
+@dataclass(frozen=True)
+class Template:
+    """One wrapper; `{q}` is the prompt, `{a}` an answer, `{i}` the number of a round."""
+
+    turn: str
+    """A single question, up to where the model starts to write."""
+    example: str | None = None
+    """One few-shot example before it; None: no published form."""
+    turn_after: str | None = None
+    """The question after examples where that differs from `turn`."""
+    system: str | None = None
+    """The default system text; None: the wrapper has no place for one."""
+    separator: str = ""
+    """Between system text and first turn."""
+    stop: tuple[str, ...] = ()
+    """Strings that open a turn of the user: a model that writes one has ended its answer."""
+    first_round: int = 0
+    """Number of the first round."""
+
+
+_ALPACA = "Below is an instruction that describes a task. Write a response that appropriately completes the request."
+_VICUNA = (
+    "A chat between a curious user and an artificial intelligence assistant. "
+    "The assistant gives helpful, detailed, and polite answers to the user's questions."
+)
+_HUATUOGPT = (
+    "一位用户和智能医疗大模型HuatuoGPT之间的对话。对于用户的医疗问诊，HuatuoGPT给出准确的、详细的、温暖的指导建议。"
+    "对于用户的指令问题，HuatuoGPT给出有益的、详细的、有礼貌的回答。"
+)
+
+TEMPLATES: dict[str, Template] = {
+    "none": Template("{q}", "{q}\n{a}\n\n"),
+    "alpaca": Template(
+        "### Instruction:\n{q}\n\n### Response:",
+        "### Instruction:\n{q}\n\n### Response:{a}\n\n",
+        system=_ALPACA,
+        separator="\n\n",
+        stop=("### Instruction:",),
+    ),
+    "vicuna": Template(
+        "USER: {q} ASSISTANT:", "USER: {q} ASSISTANT: {a}</s>", system=_VICUNA, separator=" ", stop=("USER:",)
+    ),
+    "huatuo": Template(
+        "### 问题:\n{q}\n### 回答:\n",
+        "### 问题:\n{q}\n### 回答:\n{a}\n",
+        system="下面是一个问题，运用医学知识来正确回答提问.",
+        separator="\n",
+        stop=("### 问题:",),
+    ),
+    "cmexam_lora": Template("{q}\n### 回答:\n", "{q}\n### 回答:\n{a}\n", stop=("### 回答:",)),
+    "baichuan": Template(
+        "<reserved_102>{q}<reserved_103>", "<reserved_102>{q}<reserved_103>{a}</s>", stop=("<reserved_102>",)
+    ),
+    "bentsao": Template("### 问题:\n{q}\n### 回答:\n", "### 问题:\n{q}\n### 回答:\n{a}\n", stop=("### 问题:",)),
+    "bianque2": Template("病人：{q}\n医生：", "病人：{q}\n医生：{a}\n", stop=("\n病人：",)),
+    "chatglm": Template("{q}", "[Round {i}]\n问：{q}\n答：{a}\n", "[Round {i}]\n问：{q}\n答：", stop=("[Round ",)),
+    "chatglm2": Template(
+        "[Round {i}]\n\n问：{q}\n\n答：", "[Round {i}]\n\n问：{q}\n\n答：{a}\n\n", stop=("[Round ",), first_round=1
+    ),
+    "cmb_chatglm": Template(
+        "问：{q}\n答：", "[Round {i}]\n问：{q}\n答：{a}\n", "[Round {i}]\n问：{q}\n答：", stop=("[Round ", "\n问：")
+    ),
+    "chatmed": Template("问：\n{q}\n答：\n", "问：\n{q}\n答：\n{a}\n", stop=("\n问：",)),
+    "huatuogpt": Template(
+        "<病人>：{q} <HuatuoGPT>：", "<病人>：{q} <HuatuoGPT>：{a}</s>", system=_HUATUOGPT, stop=("<病人>",)
+    ),
+    "medicalgpt": Template(
+        "### Instruction:{q}\n\n### Response: ",
+        "问题：{q}\n答案：{a}\n\n",
+        system=_ALPACA,
+        separator="\n\n",
+        stop=("### Instruction:",),
+    ),
+    "qizhen": Template(
+        "### Instruction:{q}\n\n### Response: ",
+        "{q}\n{a}",
+        system=_ALPACA,
+        separator="\n\n",
+        stop=("### Instruction:",),
+    ),
+    "huatuogpt2": Template("<问>：{q}\n<答>：", "<问>：{q}\n<答>：{a}\n", stop=("<问>",)),
+}
+
+
+def template(name: str) -> Template:
+    """Return the wrapper `name`.
+
+    Raises:
+        ConfigError: there is none of that name; the message suggests the nearest one.
+    """
+    if name not in TEMPLATES:
+        raise ConfigError(
+            f"prompt.template: {name!r} is unknown{suggest(name, TEMPLATES)}; known: {', '.join(TEMPLATES)}."
+        )
+    return TEMPLATES[name]
+
+
+def wrap(prompt_text: str, name: str, system: str | None = None, examples: Sequence[Example] = ()) -> str:
+    """Return the prompt inside the wrapper `name`, after few-shot `examples` if there are any.
+
+    Args:
+        prompt_text: what `prompts.render` made of a question.
+        name: a key of `TEMPLATES`.
+        system: replaces the wrapper's own system text; an empty string leaves it out.
+        examples: answered questions in the same style, see `prompts.fewshot`.
+
+    Raises:
+        ConfigError: unknown wrapper, or a system text for a wrapper that has no place for one.
+    """
+    shape = template(name)
+    if system and shape.system is None:
+        able = ", ".join(key for key, value in TEMPLATES.items() if value.system is not None)
+        raise ConfigError(f"prompt.system: the template {name!r} has no system message. Leave it out, or use {able}.")
+    if examples and shape.example is None:
+        raise ConfigError(f"prompt.template: {name!r} has no published form of few-shot examples.")
+    head = shape.system if system is None else system
+    parts = [head + shape.separator] if head else []
+    for number, example in enumerate(examples, shape.first_round):
+        parts.append(_fill(shape.example or "", number, example.prompt, example.completion))
+    last = shape.turn_after if examples and shape.turn_after is not None else shape.turn
+    parts.append(_fill(last, shape.first_round + len(examples), prompt_text, ""))
+    return "".join(parts)
+
+
+def _fill(text: str, number: int, question: str, answer: str) -> str:
+    return text.format(i=number, q=question, a=answer)

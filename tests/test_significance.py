@@ -1,0 +1,137 @@
+"""Intervals and paired tests against scipy, brute force and identities."""
+
+import math
+
+import numpy as np
+import pytest
+
+from cmexam_tune.significance import bootstrap, mcnemar, mean_std, paired_bootstrap, wilson
+
+stats = pytest.importorskip("scipy.stats", reason="scipy is the independent witness (comes with scikit-learn)")
+
+
+def mean(sums):
+    return sums[:, :1] / sums[:, 1:2]
+
+
+def column(values):
+    values = np.asarray(values, dtype=float)
+    return np.stack([values, np.ones_like(values)], axis=1)
+
+
+@pytest.mark.parametrize("level", [0.8, 0.95, 0.99])
+@pytest.mark.parametrize(("successes", "n"), [(0, 1), (1, 1), (0, 40), (40, 40), (1, 3), (3086, 6811), (17, 400)])
+def test_wilson_is_scipys(successes, n, level):
+    expected = stats.binomtest(successes, n).proportion_ci(level, method="wilson")
+    assert wilson(successes, n, level) == pytest.approx((expected.low, expected.high), abs=1e-12)
+
+
+def test_wilson_limits():
+    assert wilson(0, 0) == (0.0, 1.0)
+    assert wilson(0, 9)[0] == 0.0
+    assert wilson(9, 9)[1] == 1.0
+    for wrong in [(-1, 4, 0.95), (5, 4, 0.95), (1, 4, 1.0), (1, 4, 0.0)]:
+        with pytest.raises(ValueError, match="no interval"):
+            wilson(*wrong)
+
+
+def test_wilson_covers_at_its_level():
+    """On the exact binomial distribution, not on draws: the coverage of n=50 stays near 95% for every p."""
+    for p in (0.05, 0.2, 0.45, 0.9):
+        covered = sum(stats.binom.pmf(k, 50, p) for k in range(51) if wilson(k, 50)[0] <= p <= wilson(k, 50)[1])
+        assert 0.91 < covered < 0.985
+
+
+@pytest.mark.parametrize(("b", "c"), [(0, 0), (0, 1), (5, 5), (10, 3), (3, 10), (120, 160), (2500, 2300), (0, 6811)])
+def test_mcnemar_is_the_exact_binomial(b, c):
+    expected = stats.binomtest(b, b + c, 0.5).pvalue if b + c else 1.0
+    assert mcnemar(b, c) == pytest.approx(expected, rel=1e-9)
+    assert mcnemar(b, c) == mcnemar(c, b)
+
+
+def test_mcnemar_refuses_negative_counts():
+    with pytest.raises(ValueError, match="negative"):
+        mcnemar(-1, 3)
+
+
+def test_mean_std():
+    assert mean_std([1.0, 2.0, 6.0]) == (3.0, pytest.approx(np.std([1, 2, 6], ddof=1)))
+    assert mean_std([4.2]) == (4.2, None)
+    with pytest.raises(ValueError, match="no runs"):
+        mean_std([])
+
+
+def test_bootstrap_of_a_mean_is_the_normal_interval():
+    values = np.random.default_rng(3).normal(50, 10, 2000)
+    ((low, high),) = bootstrap(column(values), mean, resamples=4000)
+    half = 1.96 * values.std() / math.sqrt(len(values))
+    assert (low, high) == pytest.approx((values.mean() - half, values.mean() + half), abs=0.1 * half)
+
+
+def test_bootstrap_is_scipys_on_a_ratio():
+    """A corpus metric is a ratio of sums, where the mean of ratios would be wrong."""
+    generator = np.random.default_rng(5)
+    lengths = generator.integers(5, 400, 300).astype(float)
+    hits = generator.binomial(lengths.astype(int), 0.4).astype(float)
+    ((low, high),) = bootstrap(np.stack([hits, lengths], 1), mean, resamples=4000)
+    expected = stats.bootstrap(
+        (hits, lengths),
+        lambda h, n, axis: h.sum(axis) / n.sum(axis),
+        paired=True,
+        vectorized=True,
+        method="percentile",
+        n_resamples=4000,
+        rng=np.random.default_rng(7),
+    ).confidence_interval
+    assert (low, high) == pytest.approx((expected.low, expected.high), abs=0.15 * (high - low))
+
+
+def test_bootstrap_repeats_itself_and_follows_its_seed():
+    rows = column(np.arange(60) % 7)
+    assert bootstrap(rows, mean) == bootstrap(rows, mean)
+    assert bootstrap(rows, mean, seed=1) != bootstrap(rows, mean, seed=2)
+    assert bootstrap(column(np.full(9, 4.0)), mean) == [(4.0, 4.0)]
+
+
+def test_bootstrap_resamples_have_the_size_of_the_data():
+    """The column of ones sums to n in every resample."""
+    seen = []
+
+    def count(sums):
+        seen.append(sums[:, 1])
+        return sums[:, :1]
+
+    bootstrap(column(np.arange(31)), count, resamples=120)
+    assert np.concatenate(seen).shape == (120,)
+    assert (np.concatenate(seen) == 31).all()
+
+
+def test_paired_bootstrap_of_equal_runs_finds_nothing():
+    rows = column(np.arange(50) % 2)
+    (result,) = paired_bootstrap(rows, rows, mean)
+    assert (result.difference, result.low, result.high, result.p_value) == (0.0, 0.0, 0.0, 1.0)
+
+
+def test_paired_bootstrap_sees_what_unpaired_noise_hides():
+    """A constant gain on very different questions is certain when paired, invisible when not."""
+    first = np.random.default_rng(1).normal(50, 30, 200)
+    (result,) = paired_bootstrap(column(first), column(first + 1), mean)
+    assert result.difference == pytest.approx(1.0)
+    assert result.low == pytest.approx(1.0)
+    assert result.p_value < 0.01
+    assert stats.ttest_ind(first, first + 1).pvalue > 0.5
+
+
+def test_paired_bootstrap_agrees_with_mcnemar_on_accuracy():
+    generator = np.random.default_rng(11)
+    first = (generator.random(1500) < 0.45).astype(float)
+    second = np.where(generator.random(1500) < 0.1, 1 - first, first)
+    (result,) = paired_bootstrap(column(first), column(second), mean, resamples=4000)
+    b, c = int(((first == 1) & (second == 0)).sum()), int(((first == 0) & (second == 1)).sum())
+    assert result.difference == pytest.approx((c - b) / 1500)
+    assert result.p_value == pytest.approx(mcnemar(b, c), abs=0.03)
+
+
+def test_paired_bootstrap_refuses_other_questions():
+    with pytest.raises(ValueError, match="not the same questions"):
+        paired_bootstrap(column([1, 0]), column([1, 0, 1]), mean)

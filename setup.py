@@ -8,6 +8,8 @@ from setuptools import find_packages, setup
 HERE = Path(__file__).parent
 VERSION = re.search(r'__version__ = "(.+)"', (HERE / "cmexam_tune" / "__init__.py").read_text(encoding="utf-8"))
 assert VERSION is not None
+SERVE = ["fastapi>=0.115", "uvicorn>=0.30"]
+NOTEBOOKS = ["ipykernel>=6.29", "nbclient>=0.10"]
 
 setup(
     name="cmexam_tune",
@@ -16,6 +18,7 @@ setup(
     long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
+    license_files=["LICENSE"],
     python_requires=">=3.10",
     packages=[
         *find_packages(include=["cmexam_tune", "cmexam_tune.*"]),
@@ -46,8 +49,20 @@ setup(
         "transformers>=5.0",
     ],
     extras_require={
-        "dev": ["mypy>=1.15", "pytest>=8.0", "pytest-xdist>=3.6", "ruff>=0.12", "scikit-learn>=1.5", "types-PyYAML"],
-        "serve": ["fastapi>=0.115", "uvicorn>=0.30"],
+        "dev": [
+            *SERVE,
+            *NOTEBOOKS,
+            "mypy>=1.15",
+            "openai>=1.50",
+            "pytest>=8.0",
+            "pytest-xdist>=3.6",
+            "ruff>=0.12",
+            "scikit-learn>=1.5",
+            "tensorboard>=2.16",
+            "types-PyYAML",
+        ],
+        "serve": SERVE,
+        "notebooks": NOTEBOOKS,
         "tensorboard": ["tensorboard>=2.16"],
     },
     entry_points={"console_scripts": ["cmexam-tune = cmexam_tune.__main__:entry"]},

@@ -1,0 +1,45 @@
+# One command for each job; `make` alone lists them. Everything runs in .venv, which the first command creates.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check format bench docs clean
+
+help: ## list the commands
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "make %-8s %s\n", $$1, $$2}'
+
+$(STAMP): setup.py pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(f"Python 3.10 or later is needed, this is {sys.version.split()[0]}: make PYTHON=/path/to/python3.11 ..." if sys.version_info < (3, 10) else 0)'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@
+
+setup: $(STAMP) ## create .venv and install everything into it
+
+demo: $(STAMP) ## the whole pipeline on the shipped sample with three methods, on a CPU in minutes
+	PATH="$(CURDIR)/$(BIN):$$PATH" bash recipes/demo.sh
+
+check: $(STAMP) ## lint, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: check ## everything that must hold: lint, format, types, tests (no network)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+format: $(STAMP) ## let ruff format and mend what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP) ## measure training speed (tokens per second, padding, memory)
+	$(BIN)/python benchmarks/train.py
+
+docs: $(STAMP) ## write docs/configuration.md anew from the dataclasses
+	$(BIN)/python docs/configuration.py
+
+clean: ## remove caches, the environment and the demo's output
+	rm -rf $(VENV) build dist *.egg-info demo .pytest_cache .ruff_cache .mypy_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

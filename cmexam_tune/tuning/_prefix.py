@@ -1,0 +1,161 @@
+"""The P-tuning v2 mechanism: trained keys and values in front of every layer's own, for any model of transformers.
+
+An attention function is registered with transformers' `AttentionInterface` under `IMPLEMENTATION`. It puts the layer's
+prefix in front of keys and values and opens the mask for it. The prefix never enters the cache, so gradient
+checkpointing, packing, beam search and ZeRO work as without it.
+
+Layout (the same as PEFT's and as the ChatGLM authors'): the encoder returns `[n, layers * 2 * kv_heads * head_dim]`,
+viewed as `[n, 2 * layers, kv_heads, head_dim]`; entry 2i is the key of layer i, entry 2i + 1 its value.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers import AttentionInterface, PreTrainedConfig
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+IMPLEMENTATION = "prefix_sdpa"
+MODULE = "prefix_encoder"
+"""Name of the encoder inside the base model, so that ChatGLM's keys read `transformer.prefix_encoder.*`."""
+
+
+class Shape(NamedTuple):
+    """Sizes of a prefix."""
+
+    tokens: int
+    layers: int
+    kv_heads: int
+    head_dim: int
+    embedding: int
+    """Width of the embedding under the projection (without one it is `width`)."""
+
+    @property
+    def token_dim(self) -> int:
+        """Width of one layer's keys."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def width(self) -> int:
+        """Numbers for each virtual token."""
+        return self.layers * 2 * self.token_dim
+
+    @classmethod
+    def of(cls, config: PreTrainedConfig, tokens: int) -> "Shape":
+        """Return the sizes that a model with `config` needs for `tokens` virtual tokens."""
+        heads = config.num_attention_heads
+        kv_heads = getattr(config, "num_key_value_heads", None) or heads
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        embedding = getattr(config, "prefix_embedding_dim", None) or kv_heads * head_dim
+        return cls(tokens, config.num_hidden_layers, kv_heads, head_dim, embedding)
+
+
+class Prefix(NamedTuple):
+    """What travels with a forward pass: `states` is `[n, 2 * layers, kv_heads, head_dim]`."""
+
+    states: torch.Tensor
+    dropout: float
+
+
+class PrefixEncoder(nn.Module):
+    """Embedding of the virtual tokens, with or without the two-layer projection; parameters in float32.
+
+    Parameter names and initialisation (torch's) are the authors': `embedding.weight`, `trans.0.*`, `trans.2.*`.
+    Source: Liu et al., "P-Tuning v2" (2022), and the trainers of ChatGLM-6B and ChatGLM2-6B.
+    """
+
+    def __init__(self, shape: Shape, hidden: int | None, dropout: float, shift_positions: bool) -> None:
+        """Make an encoder; `hidden` is the width inside the projection, None for none."""
+        super().__init__()
+        self.shape = shape
+        self.dropout = dropout
+        self.shift_positions = shift_positions
+        self.embedding = nn.Embedding(shape.tokens, shape.embedding if hidden else shape.width)
+        self.trans: nn.Sequential | None = None
+        if hidden:
+            self.trans = nn.Sequential(nn.Linear(shape.embedding, hidden), nn.Tanh(), nn.Linear(hidden, shape.width))
+        self._last: torch.Tensor | None = None
+
+    def forward(self) -> torch.Tensor:
+        """Return the prefix, `[n, 2 * layers, kv_heads, head_dim]`, in the parameters' dtype also under autocast."""
+        weight = self.embedding.weight
+        with torch.autocast(weight.device.type, enabled=False):
+            states: torch.Tensor = self.embedding(torch.arange(self.shape.tokens, device=weight.device))
+            if self.trans is not None:
+                states = self.trans(states)
+        return states.view(self.shape.tokens, 2 * self.shape.layers, self.shape.kv_heads, self.shape.head_dim)
+
+    def inject(
+        self, base: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Forward pre-hook of the base model: add the prefix, and move the positions behind it where that is usual."""
+        past = kwargs.get("past_key_values")
+        seen = 0 if past is None else int(past.get_seq_length())
+        # While decoding, the projection need not run again for every token.
+        decoding = seen > 0 and not torch.is_grad_enabled()
+        states = self._last if decoding and self._last is not None else self()
+        self._last = None if torch.is_grad_enabled() else states
+        kwargs["prefix"] = Prefix(states, self.dropout)
+        if self.shift_positions:
+            positions = kwargs.get("position_ids")
+            if positions is None:
+                tokens = args[0] if args else kwargs.get("input_ids")
+                tokens = kwargs["inputs_embeds"] if tokens is None else tokens
+                positions = torch.arange(seen, seen + tokens.shape[1], device=tokens.device)[None]
+            kwargs["position_ids"] = positions + self.shape.tokens
+        return args, kwargs
+
+
+def flat_embeddings(state: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Return `[n, width]`, what the encoder with these parameters returns, computed in float32."""
+    states = state["embedding.weight"].float()
+    if "trans.0.weight" in state:
+        hidden = torch.tanh(functional.linear(states, state["trans.0.weight"].float(), state["trans.0.bias"].float()))
+        states = functional.linear(hidden, state["trans.2.weight"].float(), state["trans.2.bias"].float())
+    return states
+
+
+def attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    prefix: Prefix | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Scaled dot-product attention with the layer's part of `prefix` in front of keys and values.
+
+    Args:
+        module: the attention module; its `layer_idx` selects the part.
+        query: `[batch, heads, queries, head_dim]`.
+        key: `[batch, kv_heads, keys, head_dim]`, rotated; the prefix is used as it is.
+        value: as `key`.
+        attention_mask: True or 0 where visible, `[batch, 1, queries, keys]`; None: causal or full, as transformers has.
+        prefix: of all layers.
+        kwargs: passed on.
+    """
+    if prefix is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    tokens = prefix.states.shape[0]
+    pair = prefix.states[:, 2 * layer : 2 * layer + 2].to(key.device, key.dtype)
+    pair = pair.permute(1, 2, 0, 3)[:, None].expand(2, key.shape[0], -1, -1, -1)
+    pair = functional.dropout(pair, prefix.dropout, module.training)
+    length, seen = query.shape[2], key.shape[2]
+    causal = kwargs.pop("is_causal", None)
+    causal = bool(getattr(module, "is_causal", True)) if causal is None else causal
+    if attention_mask is None and causal and length > 1:
+        attention_mask = torch.ones(length, seen, dtype=torch.bool, device=key.device).tril(seen - length)[None, None]
+    if attention_mask is not None:
+        visible = 1 if attention_mask.dtype == torch.bool else 0
+        attention_mask = functional.pad(attention_mask, (tokens, 0), value=visible)
+    key, value = torch.cat([pair[0], key], dim=2), torch.cat([pair[1], value], dim=2)
+    return sdpa_attention_forward(module, query, key, value, attention_mask, is_causal=False, **kwargs)
+
+
+AttentionInterface.register(IMPLEMENTATION, attention)
+AttentionMaskInterface.register(IMPLEMENTATION, sdpa_mask)

@@ -1,11 +1,17 @@
 """Questions as token rows whose options and answers are never cut."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+from cmexam_tune import prompts
+from cmexam_tune.schema import Example, Question
 
 IGNORE_INDEX = -100
 """Label of a token that carries no loss (torch's and transformers' value)."""
+
+Ids = list[int]
+Tokenize = Callable[[list[str]], list[Ids]]
 
 
 @dataclass(frozen=True)
@@ -31,3 +37,131 @@ class Encoded:
 
     rows: list[Mapping[str, Any]]
     truncation: Truncation = field(default_factory=Truncation)
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Tokenised prompts, one for each question, in order."""
+
+    ids: list[Ids]
+    cut: frozenset[int]
+    """Indices of prompts that lost the middle of their stem."""
+    too_long: frozenset[int]
+    """Indices of prompts over the limit even without their stem; `ids` holds that shortest form."""
+
+
+def fit_stems(
+    questions: Sequence[Question], render: Callable[[Question], str], tokenize: Tokenize, limit: int
+) -> Sources:
+    """Tokenise prompts so that each has at most `limit` tokens, taking out the middle of its stem where it must.
+
+    All prompts are tokenised in one call; only the long ones are tried again, all of them together in each round of
+    a binary search for the most characters of the stem that fit.
+    """
+    ids = tokenize([render(question) for question in questions]) if questions else []
+    # Question index -> [characters known to fit, characters known not to].
+    bounds = {i: [-1, len(questions[i].stem)] for i, row in enumerate(ids) if len(row) > limit}
+    cut = frozenset(bounds)
+    tries = dict.fromkeys(bounds, 0)
+    while tries:
+        rows = tokenize([render(prompts.shorten_stem(questions[i], keep)) for i, keep in tries.items()])
+        for (i, keep), row in zip(tries.items(), rows, strict=True):
+            fits = len(row) <= limit
+            bounds[i][0 if fits else 1] = keep
+            if fits or keep == 0:
+                ids[i] = row
+        tries = {i: sum(bounds[i]) // 2 for i in tries if 0 <= bounds[i][0] < bounds[i][1] - 1}
+    return Sources(ids, cut, frozenset(i for i, (fits, _) in bounds.items() if fits < 0))
+
+
+def encode(
+    questions: Sequence[Question], style: str, limits: tuple[int, int], source_ids: Tokenize, target_ids: Tokenize
+) -> Encoded:
+    """Return training rows with labels on the completion only.
+
+    Args:
+        questions: what to encode; those that the style cannot render are skipped and listed.
+        style: a name of `prompts.STYLES`.
+        limits: most tokens of the prompt, most tokens of the completion with its EOS.
+        source_ids: prompts to ids, all special tokens of the prompt included.
+        target_ids: completions to ids, EOS included.
+    """
+    able: list[Question] = []
+    examples: list[Example] = []
+    unrenderable: list[str] = []
+    for question in questions:
+        try:
+            example = prompts.render(question, style)
+        except prompts.Unrenderable:
+            unrenderable.append(question.id)
+            continue
+        if not example.completion:
+            unrenderable.append(question.id)
+            continue
+        able.append(question)
+        examples.append(example)
+    sources = fit_stems(able, lambda question: prompts.prompt(question, style), source_ids, limits[0])
+    targets, cut = fit_completions(able, examples, target_ids, limits[1])
+    rows: list[Mapping[str, Any]] = []
+    too_long: list[str] = []
+    kept: list[int] = []
+    for i, question in enumerate(able):
+        target = targets[i]
+        if target is None or i in sources.too_long:
+            too_long.append(question.id)
+            continue
+        kept.append(i)
+        labels = [IGNORE_INDEX] * len(sources.ids[i]) + target
+        rows.append({"question_id": question.id, "input_ids": sources.ids[i] + target, "labels": labels})
+    return Encoded(
+        rows,
+        Truncation(
+            rows=len(rows),
+            stems_cut=sum(i in sources.cut for i in kept),
+            explanations_cut=sum(i in cut for i in kept),
+            too_long=tuple(too_long),
+            unrenderable=tuple(unrenderable),
+            longest_source=max((len(sources.ids[i]) for i in kept), default=0),
+            longest_target=max((len(targets[i] or ()) for i in kept), default=0),
+        ),
+    )
+
+
+def fit_completions(
+    questions: Sequence[Question], examples: Sequence[Example], target_ids: Tokenize, limit: int
+) -> tuple[list[Ids | None], set[int]]:
+    """Tokenise completions into at most `limit` tokens; None where the answer alone does not fit.
+
+    Returns:
+        The ids, and the indices of completions that lost the end of their explanation.
+    """
+    ids: list[Ids | None] = list(target_ids([example.completion for example in examples])) if examples else []
+    cut = {i for i, row in enumerate(ids) if row is not None and len(row) > limit}
+    for i in cut:
+        ids[i] = _cut_explanation(questions[i], examples[i], target_ids, limit)
+    return ids, cut
+
+
+def _cut_explanation(question: Question, example: Example, target_ids: Tokenize, limit: int) -> Ids | None:
+    text, explanation = example.completion, (question.explanation or "").strip()
+    start = text.rfind(explanation) if explanation else -1
+    if start < 0:
+        return None
+    if start + len(explanation) == len(text.rstrip()):
+        whole, head = target_ids([text, text[:start].rstrip()])
+        # The head was tokenised with an EOS of its own, which stands for the first token of the explanation.
+        return whole[:limit] if len(head) <= limit else None
+    # The answer follows the explanation (chain of thought): the explanation gets shorter, the answer and EOS stay.
+    fits, over, best = -1, len(explanation), None
+    keep = 1
+    while over - fits > 1:
+        shorter = prompts.render(replace(question, explanation=explanation[:keep]), example.style).completion
+        (row,) = target_ids([shorter])
+        if len(row) <= limit:
+            fits, best = keep, row
+        else:
+            over = keep
+            if keep == 1:
+                break
+        keep = (max(fits, 0) + over) // 2
+    return best

@@ -1,0 +1,142 @@
+"""Opening checkpoints: every way in which a path can be wrong becomes one clear message."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+from cmexam_tune.config import ModelConfig
+from cmexam_tune.errors import ConfigError, UserError
+from cmexam_tune.variants import suggest
+
+LOADING = (OSError, RuntimeError, ValueError, KeyError, ImportError)
+"""What transformers and PEFT raise for files that are missing, damaged or of another shape."""
+
+
+def raw_config(model: ModelConfig) -> dict[str, Any]:
+    """Return the checkpoint's config.json as it is.
+
+    Raises:
+        UserError: no such folder or hub name, or a folder that holds no model.
+    """
+    name = model.model_name_or_path
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
+            raise UserError(
+                f"model.model_name_or_path={name}: holds an adapter, not a model. Name its base model here and the "
+                f"adapter in model.adapter_name_or_path."
+            )
+        if not (path / "config.json").is_file():
+            raise UserError(f"model.model_name_or_path={name}: holds no config.json, so it is no checkpoint.")
+    elif path.exists() or name.startswith(("/", ".", "~")) or name.count("/") != 1:
+        what = "a file, not a folder" if path.exists() else f"no such folder. Relative paths start at {Path.cwd()}"
+        raise UserError(f"model.model_name_or_path={name}: {what}.")
+    try:
+        values, _ = PreTrainedConfig.get_config_dict(str(path) if path.is_dir() else name, revision=model.revision)
+    except LOADING as error:
+        raise UserError(
+            f"model.model_name_or_path={name}: neither a folder here (looked from {Path.cwd()}) nor a model that can "
+            f"be fetched from the hub or its local cache ({first_line(error)})."
+        ) from None
+    return dict(values)
+
+
+def read_config(model: ModelConfig) -> PreTrainedConfig:
+    """Return the checkpoint's config with the changes of `model.config` in it.
+
+    Raises:
+        UserError: an unusable path or an architecture that transformers does not have.
+        ConfigError: `model.config` names something that this config does not have.
+    """
+    values = raw_config(model)
+    kind = values.get("model_type", "")
+    if kind == "chatglm" and model.family != "chatglm":
+        raise UserError(f"{model.model_name_or_path}: is a ChatGLM checkpoint. Set model.family=chatglm.")
+    if kind not in CONFIG_MAPPING_NAMES and not model.trust_remote_code:
+        raise UserError(
+            f"{model.model_name_or_path}: transformers has no model type {kind!r}. If the checkpoint brings its own "
+            f"Python code and you trust its author, set model.trust_remote_code=true."
+        )
+    try:
+        config = AutoConfig.from_pretrained(location(model), **_source(model))
+    except LOADING as error:
+        raise UserError(f"{model.model_name_or_path}: config.json cannot be used ({first_line(error)}).") from None
+    known = config.to_dict()
+    for key, value in model.config.items():
+        if key not in known:
+            raise ConfigError(
+                f"model.config.{key}: {model.model_name_or_path} has no such config key{suggest(key, known)}."
+            )
+        setattr(config, key, value)
+    return config
+
+
+def read_tokenizer(model: ModelConfig, folder: str | None = None) -> PreTrainedTokenizerBase:
+    """Return the checkpoint's tokenizer (or that of `folder`) with a padding token."""
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder or location(model), **_source(model))
+    except LOADING as error:
+        raise UserError(f"{model.model_name_or_path}: no usable tokenizer ({first_line(error)}).") from None
+    if tokenizer.pad_token is None:
+        # Labels go by position and padding has an attention mask, so EOS may serve as padding without harm.
+        tokenizer.pad_token = tokenizer.unk_token or tokenizer.eos_token
+    return tokenizer
+
+
+def read_weights(
+    auto: Any, model: ModelConfig, config: PreTrainedConfig, may_miss: Callable[[str], bool] = lambda key: False
+) -> PreTrainedModel:
+    """Return the model with the checkpoint's weights.
+
+    Raises:
+        UserError: files are missing or damaged, or a weight that `may_miss` does not allow to be new is not there.
+    """
+    name = model.model_name_or_path
+    try:
+        loaded, info = auto.from_pretrained(
+            location(model),
+            config=config,
+            dtype=dtype(model),
+            attn_implementation=model.attn_implementation,
+            output_loading_info=True,
+            **_source(model),
+        )
+    except LOADING as error:
+        raise UserError(f"{name}: the weights cannot be loaded ({first_line(error)}).") from None
+    if missing := sorted(key for key in info["missing_keys"] if not may_miss(key)):
+        raise UserError(
+            f"{name}: {len(missing)} weights that {type(loaded).__name__} needs are not in the checkpoint, the first "
+            f"is {missing[0]}. It is incomplete or a model of another kind than model.family={model.family}."
+        )
+    result: PreTrainedModel = loaded
+    return result
+
+
+def dtype(model: ModelConfig) -> torch.dtype:
+    """Return the type of the frozen weights: bfloat16 where the card computes in it, else float16, float32 on CPU."""
+    if model.dtype != "auto":
+        chosen: torch.dtype = getattr(torch, model.dtype)
+        return chosen
+    if not torch.cuda.is_available():
+        return torch.float32
+    return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
+
+
+def location(model: ModelConfig) -> str:
+    """Return the folder of the checkpoint, or its hub name."""
+    path = Path(model.model_name_or_path).expanduser()
+    return str(path) if path.is_dir() else model.model_name_or_path
+
+
+def first_line(error: BaseException) -> str:
+    """Return what an exception says, in one short line."""
+    text = str(error).strip().splitlines() or [type(error).__name__]
+    return text[0][:300]
+
+
+def _source(model: ModelConfig) -> dict[str, Any]:
+    return {"revision": model.revision, "trust_remote_code": model.trust_remote_code}

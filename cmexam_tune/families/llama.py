@@ -1,0 +1,115 @@
+"""Decoders that transformers loads by itself: LLaMA, Alpaca, Vicuna, Huatuo, Qwen, Baichuan2, InternLM2, GLM-4, ..."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+from cmexam_tune import prompts
+from cmexam_tune.config import Config, ModelConfig, PromptConfig
+from cmexam_tune.errors import ConfigError, UserError
+from cmexam_tune.families import Loaded, _causal, _checkpoint
+from cmexam_tune.features import Encoded, Ids
+from cmexam_tune.schema import Prediction, Question
+
+task: Literal["generate"] = "generate"
+lora_targets: tuple[str, ...] = ("q_proj", "v_proj")
+prefix_shifts_positions = True
+
+
+def load(model: ModelConfig, questions: Sequence[Question] | None = None) -> Loaded:
+    """Load a decoder; an adapter in `model.adapter_name_or_path` is merged into it.
+
+    Raises:
+        UserError: the path does not exist, or holds an encoder, an encoder-decoder or a damaged model.
+    """
+    if model.head is not None:
+        raise ConfigError(f"model.head={model.head}: family {model.family} writes its answers and has no head.")
+    config = _checkpoint.read_config(model)
+    kind, name = config.model_type, model.model_name_or_path
+    if config.is_encoder_decoder:
+        raise UserError(f"{name}: is an encoder-decoder ({kind}); family llama needs a decoder.")
+    if kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not getattr(config, "is_decoder", False):
+        raise UserError(f"{name}: is an encoder ({kind}). Set model.family=bert, or name a decoder.")
+    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not model.trust_remote_code:
+        raise UserError(f"{name}: transformers has no text-generating model for type {kind!r}.")
+    decoder = _checkpoint.read_weights(AutoModelForCausalLM, model, config)
+    tokenizer = _checkpoint.read_tokenizer(model)
+    if model.adapter_name_or_path is not None:
+        decoder, tokenizer = merge_adapter(decoder, tokenizer, model)
+    if tokenizer.eos_token_id is None:
+        raise UserError(f"{name}: its tokenizer has no EOS token, so answers would never end. Set eos_token in it.")
+    # With a cache transformers does not look for packed rows; generate asks for one by its own config.
+    decoder.config.use_cache = False
+    decoder.generation_config.use_cache = True
+    return Loaded(decoder, tokenizer)
+
+
+def merge_adapter(
+    decoder: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, model: ModelConfig
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Merge the PEFT adapter `model.adapter_name_or_path` into a decoder.
+
+    An adapter that brings a tokenizer with more words (Chinese-Alpaca) replaces the base's.
+
+    Raises:
+        UserError: no adapter there, or one that does not fit this model.
+    """
+    folder = str(Path(model.adapter_name_or_path or "").expanduser())
+    here = Path(folder)
+    if (here.is_dir() or folder.count("/") != 1) and not (here / "adapter_config.json").is_file():
+        raise UserError(f"model.adapter_name_or_path={folder}: holds no adapter_config.json, so it is no PEFT adapter.")
+    if here.is_dir() and any((here / file).is_file() for file in ("tokenizer.json", "tokenizer.model")):
+        tokenizer = _checkpoint.read_tokenizer(model, folder)
+        if len(tokenizer) > decoder.get_input_embeddings().num_embeddings:
+            decoder.resize_token_embeddings(len(tokenizer))
+    try:
+        merged: PreTrainedModel = PeftModel.from_pretrained(decoder, folder).merge_and_unload(safe_merge=True)
+    except (*_checkpoint.LOADING, AttributeError) as error:
+        raise UserError(
+            f"model.adapter_name_or_path={folder}: cannot be merged into {model.model_name_or_path} "
+            f"({_checkpoint.first_line(error)})."
+        ) from None
+    return merged, tokenizer
+
+
+def source_ids(tokenizer: PreTrainedTokenizerBase, texts: list[str], prompt: PromptConfig) -> list[Ids]:
+    """Return prompts as ids, in the model's chat template or the wrapper that `prompt.template` names."""
+    if prompt.template == "auto" and tokenizer.chat_template:
+        system = [{"role": "system", "content": prompt.system}] if prompt.system else []
+        turns = [[*system, {"role": "user", "content": text}] for text in texts]
+        wrapped: Any = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        chat: list[Ids] = tokenizer(wrapped, add_special_tokens=False)["input_ids"]
+        return chat
+    template = "none" if prompt.template == "auto" else prompt.template
+    wrapped = [prompts.wrap(text, template, prompt.system) for text in texts]
+    rows: list[Ids] = tokenizer(wrapped)["input_ids"]
+    return [row[:-1] if row and row[-1] == tokenizer.eos_token_id else row for row in rows]
+
+
+def target_ids(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[Ids]:
+    """Return completions as ids with EOS, tokenised apart from the prompt so that no token spans the boundary."""
+    rows: list[Ids] = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    return [[*row, int(tokenizer.eos_token_id)] for row in rows]
+
+
+codec = _causal.Codec(source_ids, target_ids, generation_prefix=lambda tokenizer: [])
+
+
+def encode(loaded: Loaded, questions: Sequence[Question], prompt: PromptConfig, model: ModelConfig) -> Encoded:
+    """Return training rows; see `_causal.encode`."""
+    return _causal.encode(codec, loaded, questions, prompt)
+
+
+def collate(loaded: Loaded, groups: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, torch.Tensor]:
+    """Return one batch; see `_causal.collate`."""
+    return _causal.collate(loaded, groups)
+
+
+def answer(loaded: Loaded, questions: Sequence[Question], config: Config) -> Iterator[Prediction]:
+    """Yield one prediction for each question; see `_decode.answer`."""
+    return _causal.answer(codec, loaded, questions, config)

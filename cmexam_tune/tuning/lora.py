@@ -1,0 +1,97 @@
+"""LoRA through PEFT: low-rank updates beside frozen matrices (Hu et al. 2021, arXiv:2106.09685)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from cmexam_tune.errors import UserError
+from cmexam_tune.families import Family
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+standalone = False
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The keys of `peft.LoraConfig` that recipes set, under PEFT's names."""
+
+    r: int
+    lora_alpha: int
+    lora_dropout: float
+    target_modules: tuple[str, ...] | str | None = None
+    """Layers to tune, by the end of their name; default: the family's. `all-linear` is PEFT's shortcut."""
+    bias: Literal["none", "all", "lora_only"] = "none"
+    modules_to_save: tuple[str, ...] = ()
+    """Modules that are trained whole and saved with the adapter, for example `embed_tokens`."""
+    use_rslora: bool = False
+    use_dora: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that PEFT or training would only fail on later."""
+        if self.r < 1 or self.lora_alpha < 1:
+            raise ValueError(f"r and lora_alpha must be at least 1, got r={self.r}, lora_alpha={self.lora_alpha}")
+        if not 0 <= self.lora_dropout < 1:
+            raise ValueError(f"lora_dropout must be at least 0 and below 1, got {self.lora_dropout}")
+
+
+def attach(model: "PreTrainedModel", family: Family, settings: Any) -> "PreTrainedModel":
+    """Return a `PeftModel` with fresh LoRA layers (float32 whatever the base) around the frozen model.
+
+    Raises:
+        UserError: `target_modules` names no layer of this model.
+    """
+    from peft import LoraConfig, TaskType, get_peft_model
+
+    targets = settings.target_modules or family.lora_targets
+    try:
+        tuned: Any = get_peft_model(
+            model,
+            LoraConfig(
+                task_type=TaskType.SEQ_CLS if family.task == "classify" else TaskType.CAUSAL_LM,
+                r=settings.r,
+                lora_alpha=settings.lora_alpha,
+                lora_dropout=settings.lora_dropout,
+                target_modules=targets if isinstance(targets, str) else list(targets),
+                bias=settings.bias,
+                modules_to_save=list(settings.modules_to_save) or None,
+                use_rslora=settings.use_rslora,
+                use_dora=settings.use_dora,
+            ),
+            autocast_adapter_dtype=True,
+        )
+    except ValueError as error:
+        raise UserError(f"tuning: LoRA cannot be put on this model: {error}") from None
+    for parameter in tuned.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+    result: PreTrainedModel = tuned
+    return result
+
+
+def save(model: "PreTrainedModel", folder: Path, state_dict: "Mapping[str, torch.Tensor] | None" = None) -> None:
+    """Write `adapter_config.json` and `adapter_model.safetensors` as PEFT does."""
+    peft_model: Any = model
+    # PEFT would ask the hub whether the base's vocabulary changed; modules_to_save holds embeddings that were tuned.
+    peft_model.save_pretrained(str(folder), state_dict=state_dict, save_embedding_layers=False)
+
+
+def load(model: "PreTrainedModel", folder: Path) -> None:
+    """Read what `save` wrote into a model that `attach` returned.
+
+    Raises:
+        UserError: the folder holds no adapter, or one with other layers or ranks.
+    """
+    from peft.utils.save_and_load import get_peft_model_state_dict, load_peft_weights, set_peft_model_state_dict
+
+    try:
+        weights = load_peft_weights(str(folder), device="cpu")
+        wanted = get_peft_model_state_dict(model, save_embedding_layers=False)
+        if odd := sorted(set(wanted) ^ set(weights)):
+            raise ValueError(f"{len(odd)} tensors differ in name, the first is {odd[0]}")
+        set_peft_model_state_dict(model, weights)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UserError(f"{folder}: holds no LoRA adapter for this model ({str(error).splitlines()[0]}).") from None

@@ -1,0 +1,54 @@
+"""What the tests of models share: questions with awkward shapes, configs and tiny checkpoints, built once."""
+
+import functools
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from cmexam_tune import config, tiny
+from cmexam_tune.config import Config
+from cmexam_tune.schema import Question
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+
+def question(number: int, stem: str = "", answer: str | None = "C", letters: str = "ABCDE", **more: Any) -> Question:
+    stem = stem or "患者，男，%d岁，反复上腹痛%d年，餐后缓解，最可能的诊断是" % (20 + number % 60, number % 9 + 1)
+    options = {letter: f"选项{letter}{number}的内容" for letter in letters}
+    return Question(f"q:{number}", stem, options, answer, more.pop("explanation", f"因为{number}，所以如此。"), **more)
+
+
+def questions(count: int) -> list[Question]:
+    """Questions of several lengths, option counts and answers."""
+    made = []
+    for i in range(count):
+        letters = "ABCDEF"[: 4 + i % 3]
+        answer = letters[i % len(letters)] if i % 3 else "AC"
+        stem = "关于疾病%d的说法%s" % (i, "长" * (i * 7 % 40))
+        made.append(question(i, stem, answer, letters, kind="single" if i % 3 else "multiple"))
+    return made
+
+
+@functools.cache
+def checkpoint(family: str, **sizes: int) -> str:
+    return str(tiny.build(family, Path(tempfile.mkdtemp(prefix="tiny_")) / family, **sizes))
+
+
+def make_config(family: str = "llama", **changes: Any) -> Config:
+    """A config for the tiny checkpoint; `section__key=value` changes one value."""
+    values: dict[str, Any] = {
+        "prompt": {"style": "answer", "max_source_length": 512, "max_target_length": 64},
+        "model": {"family": family, "model_name_or_path": checkpoint(family)},
+        "tuning": {"method": "lora", "r": 4, "lora_alpha": 8, "lora_dropout": 0.0},
+        "generation": {},
+        "out": "unused",
+    }
+    if family == "bert":
+        values["model"]["head"] = "choice"
+    for key, value in changes.items():
+        section, _, name = key.partition("__")
+        if name:
+            values[section][name] = value
+        else:
+            values[section] = value
+    return config.from_dict(values)

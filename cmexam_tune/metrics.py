@@ -1,0 +1,139 @@
+"""From questions and predictions to scores, by the rules of one profile."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from cmexam_tune import profiles, significance, text_metrics
+from cmexam_tune.errors import DataError
+from cmexam_tune.profiles import Profile
+from cmexam_tune.schema import Prediction, Question, Scores
+from cmexam_tune.text_metrics import PairStatistics
+
+_UNREAD = "无答案"
+_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Graded:
+    """One question, what was predicted, and how the profile read it."""
+
+    question: Question
+    prediction: Prediction
+    answer: str | None
+    """As the profile's parser read `prediction.text`; None is unreadable."""
+    explanation: str | None
+    text: PairStatistics | None
+    """Statistics of explanation against reference; None where there is no pair to score."""
+
+    @property
+    def correct(self) -> bool:
+        """Whether the answer is exactly the gold answer; never true where that is unpublished."""
+        return self.answer is not None and self.answer == self.question.answer
+
+
+def grade(
+    questions: Iterable[Question], predictions: Iterable[Prediction], profile: str | Profile = "standard"
+) -> list[Graded]:
+    """Return every question with its prediction, read again by the profile's parser, in the order of the questions.
+
+    The text metrics of a profile that skips missing references are left out altogether (`text` is None) where not one
+    prediction holds an explanation: the model was not asked for any.
+
+    Raises:
+        DataError: the ids of predictions and questions are not the same set.
+        ConfigError: an unknown profile.
+    """
+    rules = profiles.get(profile) if isinstance(profile, str) else profile
+    matched = _match(list(questions), list(predictions))
+    readings = [rules.read(prediction.text, question) for question, prediction in matched]
+    pairs: dict[int, tuple[str, str]] = {}
+    if rules.statistics and (rules.no_reference == "empty" or any(reading.explanation for reading in readings)):
+        pairs = {
+            i: (readings[i].explanation or "", question.explanation or "")
+            for i, (question, _) in enumerate(matched)
+            if question.explanation or rules.no_reference == "empty"
+        }
+    texts: dict[int, PairStatistics] = {}
+    if rules.statistics and pairs:
+        hypotheses, references = zip(*pairs.values(), strict=True)
+        texts = dict(zip(pairs, rules.statistics(hypotheses, references), strict=True))
+    return [
+        Graded(question, prediction, reading.answer, reading.explanation, texts.get(i))
+        for i, ((question, prediction), reading) in enumerate(zip(matched, readings, strict=True))
+    ]
+
+
+def _match(questions: Sequence[Question], predictions: Sequence[Prediction]) -> list[tuple[Question, Prediction]]:
+    by_id = {prediction.question_id: prediction for prediction in predictions}
+    known = {question.id for question in questions}
+    problems = [
+        f"{len(ids)} {what}: {', '.join(ids[:_SHOWN])}{', ...' if len(ids) > _SHOWN else ''}"
+        for what, ids in (
+            ("questions have no prediction", [q.id for q in questions if q.id not in by_id]),
+            ("predictions belong to no question", [name for name in by_id if name not in known]),
+        )
+        if ids
+    ]
+    if problems:
+        raise DataError(
+            f"predictions and questions do not match ({len(by_id)} predictions, {len(known)} questions); "
+            f"{'; '.join(problems)}. Score the questions file that was predicted; an interrupted predict continues "
+            "where it stopped when it is started again."
+        )
+    return [(question, by_id[question.id]) for question in questions]
+
+
+def score(graded: Sequence[Graded], profile: str | Profile = "standard") -> Scores:
+    """Return the scores of any subset of what `grade` returned.
+
+    `n` questions, `scored` of them in the denominator of accuracy (gold answers are published and, where the profile
+    drops unreadable outputs, the output was read), `answered` readable. accuracy, its Wilson 95% interval, BLEU and
+    ROUGE are percentages; precision, recall and weighted_f1 are fractions as scikit-learn gives them. None stands for
+    what cannot be computed.
+    """
+    rules = profiles.get(profile) if isinstance(profile, str) else profile
+    scored = [g for g in graded if g.question.answer is not None and (g.answer is not None or rules.unread == "wrong")]
+    right = sum(g.correct for g in scored)
+    texts = [g.text for g in graded if g.text is not None]
+    scores: dict[str, float | int | list[float] | None] = {
+        "n": len(graded),
+        "scored": len(scored),
+        "answered": sum(g.answer is not None for g in graded),
+        "accuracy": 100 * right / len(scored) if scored else None,
+        "accuracy_ci": [100 * end for end in significance.wilson(right, len(scored))] if scored else None,
+        **weighted([(g.question.answer or "", g.answer or _UNREAD) for g in scored]),
+        "explanations": len(texts),
+        **text_metrics.aggregate(texts, rules.smoothing),
+    }
+    if rules.macro is not None:
+        scores["accuracy_macro"] = _macro(scored, *rules.macro)
+    return scores
+
+
+def weighted(pairs: Sequence[tuple[str, str]]) -> dict[str, float | None]:
+    """Return precision, recall and weighted_f1 of (gold, predicted) labels as fractions; None without pairs.
+
+    scikit-learn's `average="weighted"`: per answer string, weighted by how often it is the gold answer; 0 where a label
+    is never predicted. Recall equals accuracy.
+    """
+    gold, predicted = Counter(g for g, _ in pairs), Counter(p for _, p in pairs)
+    hits = Counter(g for g, p in pairs if g == p)
+    sums = dict.fromkeys(("precision", "recall", "weighted_f1"), 0.0)
+    for label, support in gold.items():
+        sums["precision"] += support * hits[label] / max(predicted[label], 1)
+        sums["recall"] += hits[label]
+        sums["weighted_f1"] += support * 2 * hits[label] / (support + predicted[label])
+    return {name: total / len(pairs) if pairs else None for name, total in sums.items()}
+
+
+def _macro(scored: Sequence[Graded], category: str, group: str) -> float | None:
+    """Return the mean over categories of the mean over their groups of the accuracy, in percent."""
+    cells: Mapping[str, Mapping[str, list[bool]]] = defaultdict(lambda: defaultdict(list))
+    for g in scored:
+        facets = g.question.facets
+        if category in facets:
+            cells[facets[category]][facets.get(group, "")].append(g.correct)
+    means = [fmean(fmean(cell) for cell in groups.values()) for groups in cells.values()]
+    return 100 * fmean(means) if means else None

@@ -1,0 +1,70 @@
+"""Scoring profiles: who reads the answer how, what stays in a denominator, and which BLEU and ROUGE are meant.
+
+The same outputs get different scores from different published scripts. Each file here holds one script's rules exactly,
+odd ones included, so that a gap between two papers can be explained; `standard` is what this project reports. A new
+profile is a new file with `PROFILES`.
+"""
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal, NamedTuple
+
+from cmexam_tune.errors import ConfigError
+from cmexam_tune.schema import Question
+from cmexam_tune.text_metrics import PairStatistics
+from cmexam_tune.variants import suggest
+
+
+class Reading(NamedTuple):
+    """What a profile's parser reads in an output; None is no answer or no explanation."""
+
+    answer: str | None
+    explanation: str | None
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One way of turning outputs into scores."""
+
+    name: str
+    summary: str
+    """One line: parser, denominator, text metrics."""
+    read: Callable[[str, Question], Reading]
+    statistics: Callable[[Sequence[str], Sequence[str]], list[PairStatistics]] | None
+    """Hypotheses and references to per-pair statistics; None where the script scores no explanations."""
+    signature: Mapping[str, str]
+    smoothing: Literal["exp", "none"] = "exp"
+    unread: Literal["wrong", "dropped"] = "wrong"
+    """Whether an unreadable output counts as wrong or leaves the denominator of accuracy, precision, recall and F1."""
+    no_reference: Literal["skipped", "empty"] = "skipped"
+    """Whether a question without explanation is left out of the text metrics or scored against an empty text."""
+    macro: tuple[str, str] | None = None
+    """Facets (category, class) for `accuracy_macro`: the mean over categories of the mean over their classes."""
+
+
+@cache
+def _all() -> Mapping[str, Profile]:
+    found = sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
+    # What this project reports comes first wherever profiles are listed.
+    found.sort(key=lambda name: name != "standard")
+    modules = [importlib.import_module(f"{__name__}.{name}") for name in found]
+    return {profile.name: profile for module in modules for profile in module.PROFILES}
+
+
+def names() -> tuple[str, ...]:
+    """Return the names of all profiles, `standard` first."""
+    return tuple(_all())
+
+
+def get(name: str) -> Profile:
+    """Return a profile by its name.
+
+    Raises:
+        ConfigError: there is none of that name; the message suggests the nearest.
+    """
+    if name not in _all():
+        raise ConfigError(f"profile {name!r} is unknown{suggest(name, names())}; known: {', '.join(names())}.")
+    return _all()[name]

@@ -1,0 +1,46 @@
+"""`cmexam-chatglm`: the CMExam repository's src/evaluation/evaluate_chatglm_result.py (the GPT script is the same).
+
+The answer is what stands between 答案： and the last full-width comma of the line, compared as it is; both 答案：...，
+and 解释：... must be found or both are empty. Outputs without an answer leave the denominator; their explanation, as a
+missing reference, is scored as an empty text. BLEU on jieba words, ROUGE on characters with its arguments swapped.
+"""
+
+import re
+from collections.abc import Sequence
+
+from cmexam_tune.profiles import Profile, Reading, _cmexam
+from cmexam_tune.schema import Question
+from cmexam_tune.text_metrics import PairStatistics
+
+SCRIPT = "CMExam/evaluate_chatglm_result.py"
+
+
+def read(text: str, question: Question) -> Reading:
+    """Read an output as the script does; nothing found on "答案: X", which ChatGLM writes without chat()'s repairs."""
+    answer, explanation = re.search(r"答案：(.*)，", text), re.search(r"解释：(.*)", text)
+    if not answer or not explanation:
+        return Reading(None, None)
+    fields = (None if field in _cmexam.NAN_STRINGS else field for field in (answer[1], explanation[1]))
+    return Reading(*fields)
+
+
+def statistics(hypotheses: Sequence[str], references: Sequence[str]) -> list[PairStatistics]:
+    """Return the script's statistics of each pair."""
+    import jieba
+
+    jieba.setLogLevel("WARNING")
+    return _cmexam.statistics(hypotheses, references, words=jieba.lcut, swapped=True)
+
+
+PROFILES = (
+    Profile(
+        name="cmexam-chatglm",
+        summary="text between 答案： and the last ，; unreadable leaves the denominator; jieba BLEU, set-based ROUGE",
+        read=read,
+        statistics=statistics,
+        signature=_cmexam.signature(SCRIPT, "jieba", f"{SCRIPT}:prediction", "dropped"),
+        smoothing="none",
+        unread="dropped",
+        no_reference="empty",
+    ),
+)

@@ -1,0 +1,30 @@
+"""The profiles of this project: nothing leaves a denominator, metrics as the libraries define them."""
+
+from functools import partial
+
+from cmexam_tune import answers
+from cmexam_tune.profiles import Profile, Reading
+from cmexam_tune.schema import Question
+from cmexam_tune.text_metrics import pair_statistics, signature
+
+
+def read(text: str, question: Question) -> Reading:
+    """Read an output with `answers.parse` and `answers.split_explanation`."""
+    return Reading(answers.parse(text, question), answers.split_explanation(text))
+
+
+def _profile(name: str, unit: str, words: str) -> Profile:
+    return Profile(
+        name=name,
+        summary=f"answers.parse; unreadable = wrong; {words}, clipped counts, missing explanation = empty",
+        read=read,
+        statistics=partial(pair_statistics, unit=unit),
+        signature={"answer": "cmexam_tune.answers.parse", "unread": "wrong", **signature(unit)},
+    )
+
+
+PROFILES = (
+    _profile("standard", "char", "BLEU and ROUGE on characters"),
+    _profile("standard-jieba", "jieba", "BLEU and ROUGE on jieba words"),
+    _profile("standard-zh", "zh", "BLEU and ROUGE on sacreBLEU's zh tokens"),
+)

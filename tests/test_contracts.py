@@ -1,0 +1,61 @@
+"""Every file in exams/, families/ and tuning/ provides what its folder's protocol says: same names, same parameters."""
+
+import dataclasses
+import inspect
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from cmexam_tune import exams, families, tuning, variants
+
+PROTOCOLS: dict[str, Any] = {"exams": exams.Exam, "families": families.Family, "tuning": tuning.Method}
+CASES = [(folder, name) for folder in PROTOCOLS for name in variants.names(folder)]
+
+
+def members(protocol: Any) -> dict[str, Any]:
+    return {name: value for name, value in vars(protocol).items() if not name.startswith("_")}
+
+
+@pytest.fixture(params=CASES, ids=[f"{folder}.{name}" for folder, name in CASES])
+def variant(request: pytest.FixtureRequest) -> tuple[str, ModuleType]:
+    folder, name = request.param
+    return folder, variants.load(folder, name)
+
+
+def test_there_are_variants() -> None:
+    assert {folder for folder, _ in CASES} == set(PROTOCOLS)
+    assert ("families", "llama") in CASES and ("tuning", "lora") in CASES and ("exams", "cmexam") in CASES
+
+
+def test_names_and_parameters(variant: tuple[str, ModuleType]) -> None:
+    folder, module = variant
+    for name, member in members(PROTOCOLS[folder]).items():
+        provided = getattr(module, name)
+        if isinstance(member, property):
+            continue
+        wanted = [p for p in inspect.signature(member).parameters.values() if p.name != "self"]
+        offered = inspect.signature(provided).parameters
+        assert [p.name for p in wanted] == list(offered)[: len(wanted)], f"{module.__name__}.{name}"
+        extra = list(offered.values())[len(wanted) :]
+        assert all(p.default is not inspect.Parameter.empty for p in extra), f"{module.__name__}.{name}"
+        for parameter in wanted:
+            if parameter.default is not inspect.Parameter.empty:
+                assert offered[parameter.name].default is not inspect.Parameter.empty, f"{name}({parameter.name})"
+
+
+def test_values(variant: tuple[str, ModuleType]) -> None:
+    folder, module = variant
+    if folder == "families":
+        assert module.task in ("generate", "classify")
+        assert isinstance(module.lora_targets, tuple) and all(isinstance(t, str) for t in module.lora_targets)
+        assert isinstance(module.prefix_shifts_positions, bool)
+    if folder == "tuning":
+        assert isinstance(module.standalone, bool)
+        assert dataclasses.is_dataclass(module.Settings)
+        parameters: Any = module.Settings.__dataclass_params__  # type: ignore[attr-defined]
+        assert parameters.frozen
+
+
+def test_module_says_what_it_is(variant: tuple[str, ModuleType]) -> None:
+    assert (variant[1].__doc__ or "").strip()

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from cmexam_tune import prompts
 from cmexam_tune.schema import Example, Question
@@ -39,11 +39,14 @@ class Encoded:
     truncation: Truncation = field(default_factory=Truncation)
 
 
+T = TypeVar("T")
+
+
 @dataclass(frozen=True)
-class Sources:
+class Sources(Generic[T]):
     """Tokenised prompts, one for each question, in order."""
 
-    ids: list[Ids]
+    ids: list[T]
     cut: frozenset[int]
     """Indices of prompts that lost the middle of their stem."""
     too_long: frozenset[int]
@@ -51,27 +54,29 @@ class Sources:
 
 
 def fit_stems(
-    questions: Sequence[Question], render: Callable[[Question], str], tokenize: Tokenize, limit: int
-) -> Sources:
-    """Tokenise prompts so that each has at most `limit` tokens, taking out the middle of its stem where it must.
+    questions: Sequence[Question],
+    tokenize: Callable[[list[Question]], list[T]],
+    limit: int,
+    length: Callable[[T], int],
+) -> Sources[T]:
+    """Tokenise questions so that each has at most `limit` tokens, taking out the middle of its stem where it must.
 
-    All prompts are tokenised in one call; only the long ones are tried again, all of them together in each round of
-    a binary search for the most characters of the stem that fit.
+    All questions are tokenised in one call; only the long ones are tried again, all of them together in each round
+    of a binary search for the most characters of the stem that fit.
     """
-    ids = tokenize([render(question) for question in questions]) if questions else []
+    ids = tokenize(list(questions)) if questions else []
     # Question index -> [characters known to fit, characters known not to].
-    bounds = {i: [-1, len(questions[i].stem)] for i, row in enumerate(ids) if len(row) > limit}
-    cut = frozenset(bounds)
+    bounds = {i: [-1, len(questions[i].stem)] for i, row in enumerate(ids) if length(row) > limit}
     tries = dict.fromkeys(bounds, 0)
     while tries:
-        rows = tokenize([render(prompts.shorten_stem(questions[i], keep)) for i, keep in tries.items()])
+        rows = tokenize([prompts.shorten_stem(questions[i], keep) for i, keep in tries.items()])
         for (i, keep), row in zip(tries.items(), rows, strict=True):
-            fits = len(row) <= limit
+            fits = length(row) <= limit
             bounds[i][0 if fits else 1] = keep
             if fits or keep == 0:
                 ids[i] = row
         tries = {i: sum(bounds[i]) // 2 for i in tries if 0 <= bounds[i][0] < bounds[i][1] - 1}
-    return Sources(ids, cut, frozenset(i for i, (fits, _) in bounds.items() if fits < 0))
+    return Sources(ids, frozenset(bounds), frozenset(i for i, (fits, _) in bounds.items() if fits < 0))
 
 
 def encode(
@@ -100,7 +105,9 @@ def encode(
             continue
         able.append(question)
         examples.append(example)
-    sources = fit_stems(able, lambda question: prompts.prompt(question, style), source_ids, limits[0])
+    sources = fit_stems(
+        able, lambda some: source_ids([prompts.prompt(question, style) for question in some]), limits[0], len
+    )
     targets, cut = fit_completions(able, examples, target_ids, limits[1])
     rows: list[Mapping[str, Any]] = []
     too_long: list[str] = []

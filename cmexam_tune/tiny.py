@@ -65,9 +65,8 @@ def _llama(folder: Path, hidden: int = 64, layers: int = 2, vocab: int = 0, seed
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
     words = _bpe()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=words, bos_token="<s>", eos_token="</s>", unk_token="<unk>", pad_token="<pad>"
-    )
+    make: Any = PreTrainedTokenizerFast
+    tokenizer = make(tokenizer_object=words, bos_token="<s>", eos_token="</s>", unk_token="<unk>", pad_token="<pad>")
     heads = max(4, hidden // 64)
     torch.manual_seed(seed)
     config = LlamaConfig(

@@ -5,8 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import logging
 
 from cmexam_tune.config import ModelConfig
 from cmexam_tune.errors import ConfigError, UserError
@@ -56,13 +63,13 @@ def read_config(model: ModelConfig) -> PreTrainedConfig:
     kind = values.get("model_type", "")
     if kind == "chatglm" and model.family != "chatglm":
         raise UserError(f"{model.model_name_or_path}: is a ChatGLM checkpoint. Set model.family=chatglm.")
-    if kind not in CONFIG_MAPPING_NAMES and not model.trust_remote_code:
+    if kind not in CONFIG_MAPPING and not model.trust_remote_code:
         raise UserError(
             f"{model.model_name_or_path}: transformers has no model type {kind!r}. If the checkpoint brings its own "
             f"Python code and you trust its author, set model.trust_remote_code=true."
         )
     try:
-        config = AutoConfig.from_pretrained(location(model), **_source(model))
+        config: PreTrainedConfig = AutoConfig.from_pretrained(location(model), **_source(model))
     except LOADING as error:
         raise UserError(f"{model.model_name_or_path}: config.json cannot be used ({first_line(error)}).") from None
     known = config.to_dict()
@@ -96,6 +103,9 @@ def read_weights(
         UserError: files are missing or damaged, or a weight that `may_miss` does not allow to be new is not there.
     """
     name = model.model_name_or_path
+    verbosity = logging.get_verbosity()
+    # Its report of missing weights is replaced by the check below.
+    logging.set_verbosity_error()
     try:
         loaded, info = auto.from_pretrained(
             location(model),
@@ -107,6 +117,8 @@ def read_weights(
         )
     except LOADING as error:
         raise UserError(f"{name}: the weights cannot be loaded ({first_line(error)}).") from None
+    finally:
+        logging.set_verbosity(verbosity)
     if missing := sorted(key for key in info["missing_keys"] if not may_miss(key)):
         raise UserError(
             f"{name}: {len(missing)} weights that {type(loaded).__name__} needs are not in the checkpoint, the first "

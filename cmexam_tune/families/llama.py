@@ -61,11 +61,12 @@ def merge_adapter(
     """
     folder = str(Path(model.adapter_name_or_path or "").expanduser())
     here = Path(folder)
+    embeddings: Any = decoder.get_input_embeddings()
     if (here.is_dir() or folder.count("/") != 1) and not (here / "adapter_config.json").is_file():
         raise UserError(f"model.adapter_name_or_path={folder}: holds no adapter_config.json, so it is no PEFT adapter.")
     if here.is_dir() and any((here / file).is_file() for file in ("tokenizer.json", "tokenizer.model")):
         tokenizer = _checkpoint.read_tokenizer(model, folder)
-        if len(tokenizer) > decoder.get_input_embeddings().num_embeddings:
+        if len(tokenizer) > embeddings.num_embeddings:
             decoder.resize_token_embeddings(len(tokenizer))
     try:
         merged: PreTrainedModel = PeftModel.from_pretrained(decoder, folder).merge_and_unload(safe_merge=True)

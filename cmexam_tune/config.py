@@ -4,10 +4,7 @@ Read strictly: every problem at once, with 'did you mean'; names of other tools 
 Numbers live in the recipes.
 """
 
-import ast
 import dataclasses
-import functools
-import importlib.util
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from cmexam_tune import variants
+from cmexam_tune import foreign, variants
 from cmexam_tune.errors import ConfigError
 from cmexam_tune.settings import (
     SECTIONS,
@@ -28,7 +25,7 @@ from cmexam_tune.settings import (
     TrainingConfig,
     TuningConfig,
 )
-from cmexam_tune.strict import Problems, build
+from cmexam_tune.strict import Problems, build, convert
 
 __all__ = [
     "Config",
@@ -197,8 +194,10 @@ def from_dict(values: Mapping[str, Any], source: str = "config") -> Config:
     if not problems:
         ready = dict(values)
         ready["tuning"] = _tuning(values.get("tuning", {}), problems)
-        ready["training"] = _split(TrainingConfig, values.get("training", {}), training_names(), "training", problems)
-        ready["generation"] = _split(GenerationConfig, values["generation"], generation_names(), "generation", problems)
+        ready["training"] = _split(TrainingConfig, values.get("training", {}), foreign.training(), "training", problems)
+        ready["generation"] = _split(
+            GenerationConfig, values["generation"], foreign.generation(), "generation", problems
+        )
         if isinstance(values.get("prompt"), Mapping) and isinstance(values["prompt"].get("style"), int):
             ready["prompt"] = {**values["prompt"], "style": str(values["prompt"]["style"])}
         typed = _assemble(ready, problems)
@@ -240,39 +239,18 @@ def _tuning(values: Mapping[str, Any], problems: Problems) -> TuningConfig | Non
     return TuningConfig(method, build(variants.load("tuning", method).Settings, settings, "tuning", problems))
 
 
-def _split(cls: type, values: Mapping[str, Any], foreign: frozenset[str], where: str, problems: Problems) -> Any:
-    """Build `cls` from its own keys and put the rest, checked against `foreign` names, into its `arguments`."""
+def _split(cls: type, values: Mapping[str, Any], library: Mapping[str, Any], where: str, problems: Problems) -> Any:
+    """Build `cls` from its own keys and put the rest, checked against the `library`'s, into its `arguments`."""
     own = {f.name for f in dataclasses.fields(cls)} - {"arguments"}
     arguments = {key: value for key, value in values.items() if key not in own}
-    for key in arguments:
-        if key not in foreign:
-            problems.add(f"{where}.{key}", f"unknown key{variants.suggest(str(key), own | foreign)}")
+    for key, value in arguments.items():
+        if key not in library:
+            problems.add(f"{where}.{key}", f"unknown key{variants.suggest(str(key), {*own, *library})}")
+        elif key.endswith("_strategy") and value is False:
+            arguments[key] = "no"  # what YAML makes of a bare `no`
+        else:
+            convert(library[key], value, f"{where}.{key}", problems)
     return build(cls, {**{k: v for k, v in values.items() if k in own}, "arguments": arguments}, where, problems)
-
-
-@functools.cache
-def training_names() -> frozenset[str]:
-    """Return the field names of `transformers.TrainingArguments`, read from its source: importing it loads torch."""
-    spec = importlib.util.find_spec("transformers")
-    if spec is None or spec.origin is None:
-        raise ConfigError("transformers is not installed: pip install transformers")
-    source = Path(spec.origin).with_name("training_args.py").read_text(encoding="utf-8")
-    for node in ast.parse(source).body:
-        if isinstance(node, ast.ClassDef) and node.name == "TrainingArguments":
-            targets = (item.target for item in node.body if isinstance(item, ast.AnnAssign))
-            return frozenset(t.id for t in targets if isinstance(t, ast.Name)) - {"output_dir"}
-    raise ConfigError(
-        f"transformers {spec.origin} has no TrainingArguments: install a version named in constraints.txt"
-    )
-
-
-@functools.cache
-def generation_names() -> frozenset[str]:
-    """Return the option names of `transformers.GenerationConfig`."""
-    from transformers import GenerationConfig as Library
-
-    library: Any = Library
-    return frozenset(name for name in vars(library()) if not name.startswith("_"))
 
 
 def dump(config: Config) -> str:

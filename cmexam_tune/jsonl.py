@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import typing
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -67,10 +68,9 @@ def from_object(cls: type[T], value: Mapping[str, Any], where: str) -> T:
 
 
 def _fits(annotation: object, value: object) -> bool:
-    text = str(annotation)
     if value is None:
-        return "None" in text
-    if "Mapping" in text:
+        return type(None) in typing.get_args(annotation)
+    if "Mapping" in str(annotation):
         return isinstance(value, dict) and all(isinstance(v, str) for v in value.values())
     return isinstance(value, str)
 

@@ -78,8 +78,8 @@ def convert(hint: Any, value: Any, key: str, problems: Problems) -> Any:
 
 
 def _convert_union(choices: Sequence[Any], value: Any, key: str, problems: Problems) -> Any:
-    if value is None and type(None) in choices:
-        return None
+    if type(value) in choices:
+        return value
     attempts = []
     for choice in choices:
         if choice is type(None):

@@ -1,0 +1,403 @@
+"""The base layer: configuration, strict reading, JSON lines, records, files, exit statuses."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cmexam_tune import __main__, cli, config, files, foreign, jsonl, variants
+from cmexam_tune.errors import ConfigError, DataError, TrainingStopped, UserError
+from cmexam_tune.schema import Prediction, Question, Report, letters
+from cmexam_tune.strict import Problems, convert
+
+GOOD: dict[str, Any] = {
+    "data": {"train": ["a.jsonl"]},
+    "prompt": {"style": "answer", "max_source_length": 64, "max_target_length": 16},
+    "model": {"family": "llama", "model_name_or_path": "x/y"},
+    "tuning": {"method": "lora", "r": 8, "lora_alpha": 16, "lora_dropout": 0.05},
+    "training": {"global_batch_size": 4, "learning_rate": 3e-4, "num_train_epochs": 1},
+    "generation": {"max_new_tokens": 8},
+    "out": "runs/x",
+}
+QUESTION = {"id": "q:1", "stem": "题干", "options": {"A": "甲", "B": "乙"}, "answer": "A"}
+
+
+def write(folder: Path, values: Any, name: str = "c.yaml") -> Path:
+    path = folder / name
+    path.write_text(values if isinstance(values, str) else yaml.safe_dump(values), encoding="utf-8")
+    return path
+
+
+def changed(key: str, value: Any) -> dict[str, Any]:
+    values = json.loads(json.dumps(GOOD))
+    section, _, name = key.partition(".")
+    if name:
+        values[section][name] = value
+    else:
+        values[section] = value
+    return values
+
+
+def test_good_is_good_and_round_trips(tmp_path: Path) -> None:
+    first = config.from_dict(GOOD)
+    assert first.training.arguments["learning_rate"] == 3e-4
+    assert first.tuning.settings.r == 8
+    assert config.load(write(tmp_path, config.dump(first))) == first
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("data.train", 3, "data.train[0]: expected str, got int 3"),
+        ("data.trian", ["x"], "data.trian: unknown key, did you mean 'train'?"),
+        ("data.max_train_samples", "many", "data.max_train_samples: expected int, got str 'many'"),
+        ("data", ["a.jsonl"], "data: expected a section with keys"),
+        ("data", None, "data: expected a section with keys"),
+        ("prompt.style", ["a"], "prompt.style: expected str, got list"),
+        ("prompt.max_source_length", 12.5, "prompt.max_source_length: expected int, got float 12.5"),
+        ("prompt.max_source_length", True, "prompt.max_source_length: expected int, got bool True"),
+        ("prompt.max_source_length", None, "prompt.max_source_length: expected int, got NoneType None"),
+        ("prompt", {"style": "answer"}, "prompt.max_target_length: required key is missing"),
+        ("model.family", "lama", "model.family: 'lama' is unknown, did you mean 'llama'?"),
+        ("model.dtype", "float8", "model.dtype: 'float8' is not a choice, did you mean 'float"),
+        ("model.head", "choise", "model.head: 'choise' is not a choice, did you mean 'choice'?"),
+        ("model.config", 3, "model.config: expected mapping, got int 3"),
+        ("model.trust_remote_code", "yes please", "model.trust_remote_code: expected bool"),
+        ("model", {"family": "llama"}, "model.model_name_or_path: required key is missing"),
+        ("tuning.method", "lorra", "tuning.method: 'lorra' is unknown, did you mean 'lora'?"),
+        ("tuning", {"r": 8}, "tuning.method: required key is missing; known: "),
+        ("tuning.r", "8", "tuning.r: expected int, got str '8'"),
+        ("tuning.lora_dropout", 1.5, "tuning: lora_dropout must be"),
+        ("tuning.pre_seq_lenn", 8, "tuning.pre_seq_lenn: unknown key"),
+        ("training.learning_rat", 1.0, "training.learning_rat: unknown key, did you mean 'learning_rate'?"),
+        ("training.learning_rate", "2e-2 or so", "training.learning_rate: expected float, got str"),
+        ("training.per_device_train_batch_size", 1.5, "training.per_device_train_batch_size: expected int"),
+        ("training.bf16", "auto", "training.bf16: expected bool, got str 'auto'"),
+        ("training.packing", 1, "training.packing: expected bool, got int 1"),
+        ("training.output_dir", "x", "training.output_dir: unknown key"),
+        ("generation.max_new_token", 8, "generation.max_new_token: unknown key, did you mean 'max_new_tokens'?"),
+        ("generation.max_new_tokens", "many", "generation.max_new_tokens: expected int, got str 'many'"),
+        ("generation.do_sample", "maybe", "generation.do_sample: expected bool"),
+        ("generation.mode", "guess", "generation.mode: 'guess' is not a choice"),
+        ("genration", {}, "genration: unknown section, did you mean 'generation'?"),
+        ("out", "", "out: required key is missing"),
+        ("out", 3, "out: required key is missing"),
+    ],
+)
+def test_wrong_values(key: str, value: Any, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config.from_dict(changed(key, value), "c.yaml")
+    assert message in str(caught.value)
+    assert str(caught.value).startswith("c.yaml cannot be used:\n  - ")
+
+
+def test_all_problems_at_once() -> None:
+    values = changed("training.learning_rat", 1)
+    values["prompt"]["style"] = 3.5
+    values["tuning"]["r"] = "x"
+    del values["out"]
+    with pytest.raises(ConfigError) as caught:
+        config.from_dict(values)
+    assert len(str(caught.value).splitlines()) == 5
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [("2e-2", 0.02), ("2E-2", 0.02), ("1e5", 1e5), (".5e1", 5.0), ("3.e-4", 3e-4), ("1_0e2", 1e3), ("-1e-3", -1e-3)],
+)
+def test_numbers_as_people_write_them(tmp_path: Path, written: str, value: float) -> None:
+    path = write(tmp_path, f"x: {written}\ny: [{written}]\n")
+    assert config.read_yaml(path) == {"x": value, "y": [value]}
+    loaded = config.load(write(tmp_path, GOOD, "g.yaml"), [f"training.weight_decay={written}"])
+    assert loaded.training.arguments["weight_decay"] == value
+
+
+@pytest.mark.parametrize("text", ["2e-2x", "e5", "1e", "0x1e2", "v1e5"])
+def test_not_everything_with_an_e_is_a_number(tmp_path: Path, text: str) -> None:
+    assert not isinstance(config.read_yaml(write(tmp_path, f"x: {text}\n"))["x"], float)
+
+
+@pytest.mark.parametrize(
+    ("override", "check"),
+    [
+        ("data.train=[a.jsonl, b.jsonl]", lambda c: c.data.train == ("a.jsonl", "b.jsonl")),
+        ("data.train=one.jsonl", lambda c: c.data.train == ("one.jsonl",)),
+        ("model.model_name_or_path=/a=b", lambda c: c.model.model_name_or_path == "/a=b"),
+        ("model.adapter_name_or_path=", lambda c: c.model.adapter_name_or_path is None),
+        ("model.config.hidden_dropout_prob=0.4", lambda c: c.model.config == {"hidden_dropout_prob": 0.4}),
+        ("tuning.target_modules=all-linear", lambda c: c.tuning.settings.target_modules == "all-linear"),
+        ("tuning.target_modules=[q_proj]", lambda c: c.tuning.settings.target_modules == ("q_proj",)),
+        ("training.eval_strategy=no", lambda c: c.training.arguments["eval_strategy"] == "no"),
+        ("training.num_train_epochs=3.0", lambda c: c.training.arguments["num_train_epochs"] == 3),
+        ("prompt.style=4", lambda c: c.prompt.style == "4"),
+        ("out=elsewhere", lambda c: c.out == "elsewhere"),
+        ("training.batch_size=8", lambda c: c.training.global_batch_size == 8),
+        ("tuning.lora_rank=4", lambda c: c.tuning.settings.r == 4),
+    ],
+)
+def test_overrides(tmp_path: Path, override: str, check: Any) -> None:
+    assert check(config.load(write(tmp_path, GOOD), [override]))
+
+
+def test_another_method_drops_the_old_keys(tmp_path: Path) -> None:
+    new = config.load(write(tmp_path, GOOD), ["tuning.method=ptuning", "tuning.num_virtual_tokens=4"])
+    assert new.tuning.settings.num_virtual_tokens == 4
+    same = config.load(write(tmp_path, GOOD), ["tuning.method=lora", "tuning.r=2"])
+    assert (same.tuning.settings.r, same.tuning.settings.lora_alpha) == (2, 16)
+
+
+@pytest.mark.parametrize("override", ["training.learning_rate", "=3", "prompt.style.deep=3"])
+def test_broken_overrides(tmp_path: Path, override: str) -> None:
+    with pytest.raises(ConfigError):
+        config.load(write(tmp_path, GOOD), [override])
+
+
+def test_aliases_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    values = changed("training.evaluation_strategy", "epoch")
+    loaded = config.load(write(tmp_path, values))
+    assert loaded.training.arguments["eval_strategy"] == "epoch"
+    assert capsys.readouterr().err == "note: training.evaluation_strategy is called training.eval_strategy here\n"
+    values["training"]["eval_strategy"] = "steps"
+    with pytest.raises(ConfigError, match="another name for"):
+        config.load(write(tmp_path, values))
+
+
+def test_every_alias_leads_somewhere() -> None:
+    own = {
+        "data": config.DataConfig,
+        "prompt": config.PromptConfig,
+        "model": config.ModelConfig,
+        "training": config.TrainingConfig,
+    }
+    for (section, old), new in config.ALIASES.items():
+        target, _, name = new.partition(".")
+        assert target == section, old
+        known = set(own[section].__dataclass_fields__) if section in own else {"method"}  # type: ignore[attr-defined]
+        if section == "training":
+            known |= set(foreign.training())
+        if section == "tuning":
+            known |= {f for m in variants.names("tuning") for f in variants.load("tuning", m).Settings.__annotations__}
+        assert name in known, new
+        assert old not in known, old
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: [1", "not YAML"),
+        ("- a\n- b", "must hold sections"),
+        ("", "must hold sections"),
+        ("a: 1\na: 2", "stands twice"),
+        ("extends: c.yaml\nout: x", "extends itself"),
+        ("extends: nowhere.yaml", "no such config"),
+    ],
+)
+def test_broken_yaml(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        config.load(write(tmp_path, text))
+
+
+def test_yaml_in_another_encoding(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_bytes("out: 输出".encode("gbk"))
+    with pytest.raises(ConfigError, match="not UTF-8 at byte 5"):
+        config.load(path)
+
+
+def test_extends_states_only_what_differs(tmp_path: Path) -> None:
+    write(tmp_path, GOOD, "base.yaml")
+    write(tmp_path, {"extends": "base.yaml", "training": {"learning_rate": 1e-5}}, "middle.yaml")
+    leaf = config.load(write(tmp_path, {"extends": "middle.yaml", "out": "leaf"}, "leaf.yaml"))
+    assert leaf.training.arguments == {"learning_rate": 1e-5, "num_train_epochs": 1}
+    assert (leaf.out, leaf.tuning.settings.r) == ("leaf", 8)
+
+
+@pytest.mark.parametrize("name", ["lora_llama", "lora_llama.yaml", "recipes/lora_llama.yaml"])
+def test_recipes_are_found_by_name(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "/" not in name:
+        monkeypatch.chdir(tmp_path)
+    assert config.find(name).name == "lora_llama.yaml"
+
+
+def test_unknown_recipe_is_suggested() -> None:
+    with pytest.raises(ConfigError, match=r"did you mean 'lora_llama\.yaml'"):
+        config.find("lora_lama.yaml")
+
+
+def test_foreign_names_are_the_library_s() -> None:
+    from transformers import GenerationConfig, TrainingArguments
+
+    assert set(foreign.training()) == {f for f in TrainingArguments.__dataclass_fields__ if f != "output_dir"}
+    assert set(foreign.generation()) == {name for name in vars(GenerationConfig()) if not name.startswith("_")}
+    assert foreign.training()["learning_rate"] is float
+    assert foreign.generation()["max_new_tokens"] == int | None
+
+
+@pytest.mark.parametrize(
+    ("hint", "value", "result"),
+    [
+        (float, 3, 3.0),
+        (int, 3.0, 3),
+        (tuple[int, ...], 3, (3,)),
+        (tuple[str, ...], ["a"], ("a",)),
+        (int | None, None, None),
+        (tuple[str, ...] | str | None, "x", "x"),
+        (dict[str, Any], {"a": 1}, {"a": 1}),
+        (Any, object, object),
+    ],
+)
+def test_convert(hint: Any, value: Any, result: Any) -> None:
+    problems = Problems()
+    assert convert(hint, value, "k", problems) == result
+    assert not problems
+
+
+def test_variants_from_outside_and_misspelt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_lab.py").write_text("NAME = 'mine'\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError, match=r"no module 'my_labb\.x'"):
+        variants.load("families", "my_labb.x")
+    with pytest.raises(ConfigError, match="did you mean 'llama'"):
+        variants.load("families", "llamas")
+    assert all(not name.startswith("_") for name in variants.names("tuning"))
+
+
+# --- records and JSON lines --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "f.jsonl:2: broken JSON"),
+        ("[1]", "f.jsonl:2: a JSON object is needed"),
+        ('{"id": "q:2"}', "f.jsonl:2: not a Question, stem, options, answer missing (found: id)"),
+        (json.dumps({**QUESTION, "id": "q:1"}), "f.jsonl:2: duplicate id 'q:1', first on line 1"),
+        (json.dumps({**QUESTION, "id": 2}), "f.jsonl:2: 'id' has the wrong type, int 2"),
+        (json.dumps({**QUESTION, "id": "b", "answer": ["A"]}), "'answer' has the wrong type"),
+        (json.dumps({**QUESTION, "id": "b", "options": ["x"]}), "'options' has the wrong type"),
+        (json.dumps({**QUESTION, "id": "b", "answer": "C"}), "answer 'C' names C, options are AB"),
+        (json.dumps({**QUESTION, "id": "b", "answer": "BA"}), "not made of sorted distinct letters"),
+        (json.dumps({**QUESTION, "id": "b", "answer": ""}), "not made of sorted distinct letters"),
+        (json.dumps({**QUESTION, "id": "b", "stem": " "}), "id and stem must not be empty"),
+        (json.dumps({**QUESTION, "id": "b", "options": {"A": "x"}}), "1 options, 2 to 10 are possible"),
+        (json.dumps({**QUESTION, "id": "b", "options": {"A": "x", "b": "y"}}), "'b' is not one of A to Z"),
+        (json.dumps({**QUESTION, "id": "b", "kind": "both"}), "kind 'both'"),
+    ],
+)
+def test_broken_lines(tmp_path: Path, line: str, message: str) -> None:
+    path = tmp_path / "f.jsonl"
+    path.write_text(json.dumps(QUESTION) + "\n" + line + "\n", encoding="utf-8")
+    with pytest.raises(DataError) as caught:
+        list(jsonl.read(path, Question))
+    assert message in str(caught.value)
+
+
+def test_other_broken_files(tmp_path: Path) -> None:
+    path = tmp_path / "f.jsonl"
+    path.write_bytes(b'{"question_id": "\xc4\xe3"}\n')
+    with pytest.raises(DataError, match=r"f.jsonl:1: not UTF-8"):
+        list(jsonl.read(path, Prediction))
+    path.write_bytes(b"\n \n")
+    with pytest.raises(DataError, match="only blank lines"):
+        list(jsonl.read(path, Prediction))
+    path.write_bytes(b"")
+    with pytest.raises(UserError, match="is empty"):
+        list(jsonl.read(path, Prediction))
+    with pytest.raises(UserError, match="is a folder"):
+        list(jsonl.read(tmp_path, Prediction))
+    with pytest.raises(UserError, match="no such file"):
+        list(jsonl.read(tmp_path / "g.jsonl", Prediction))
+
+
+def test_records_round_trip(tmp_path: Path) -> None:
+    questions = [
+        Question("a", "题", {"A": "甲", "B": "\u2028乙"}, "AB", None, "multiple", {"Difficulty level": "1"}),
+        Question("b", "题", {"A": "1 mg/kg", "F": "乙"}, None),
+    ]
+    path = tmp_path / "deep" / "q.jsonl"
+    assert jsonl.write(path, questions) == 2
+    assert list(jsonl.read(path, Question)) == questions
+    assert list(json.loads(path.read_text(encoding="utf-8").split("\n")[0])) == [
+        "id", "stem", "options", "answer", "explanation", "kind", "facets",
+    ]  # fmt: skip
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert list(jsonl.read(path, Question)) == questions
+    with pytest.raises(UserError, match="--overwrite"):
+        jsonl.write(path, questions)
+    assert jsonl.write(path, questions[:1], overwrite=True) == 1
+    assert [p.name for p in path.parent.iterdir()] == ["q.jsonl"]
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "x.txt"
+    path.write_text("old")
+    with pytest.raises(ZeroDivisionError), files.atomic_write(path) as handle:
+        handle.write("new")
+        raise ZeroDivisionError
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_letters_and_report_table() -> None:
+    assert letters("cAc") == "AC"
+    shown = Report({"accuracy": 51.234, "accuracy_ci": [1.0, 2.0], "bleu1": None, "<b>": 3}, {}, {}, {})._repr_html_()
+    assert "51.23" in shown and "1.00 to 2.00" in shown and "<td>-</td>" in shown and "&lt;b&gt;" in shown
+
+
+# --- the command line --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [
+        (UserError("no"), 2, "error: no\n"),
+        (TrainingStopped("loss"), 1, "stopped: loss\n"),
+        (KeyboardInterrupt(), 130, "interrupted\n"),
+        (OSError(errno.ENOSPC, "No space left on device", "/x"), 2, "error: /x: No space left on device."),
+    ],
+)
+def test_exit_statuses(error: BaseException, status: int, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def main(argv: Any) -> None:
+        raise error
+
+    with pytest.raises(SystemExit) as caught:
+        cli.run(main, [])
+    assert caught.value.code == status
+    assert capsys.readouterr().err.startswith(message)
+
+
+def test_bugs_keep_their_traceback() -> None:
+    with pytest.raises(ZeroDivisionError):
+        cli.run(lambda argv: 1 // 0, [])
+    with pytest.raises(OSError, match="weird"):
+        cli.run(lambda argv: (_ for _ in ()).throw(OSError(errno.EIO, "weird")), [])
+
+
+def shell(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
+    command = [sys.executable, "-m", "cmexam_tune", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+
+
+def test_the_command_lists_its_programs() -> None:
+    done = shell("--help")
+    assert done.returncode == 0
+    assert all(name in done.stdout for name in __main__.PROGRAMS)
+    assert shell().returncode == 2
+    wrong = shell("trian")
+    assert wrong.returncode == 2 and "did you mean 'train'" in wrong.stderr and "Traceback" not in wrong.stderr
+
+
+@pytest.mark.parametrize("program", list(__main__.PROGRAMS))
+def test_every_program_has_help_and_refuses_unknown_flags(program: str) -> None:
+    helped = shell(program, "--help")
+    assert helped.returncode == 0, helped.stderr
+    assert f"cmexam-tune {program}" in helped.stdout
+    wrong = shell(program, "--no-such-flag")
+    assert wrong.returncode == 2 and "Traceback" not in wrong.stderr

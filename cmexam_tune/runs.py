@@ -1,0 +1,244 @@
+"""Run folders: what a training run leaves behind, and how it is opened again.
+
+config.yaml          the resolved configuration
+adapter/             what was tuned: PEFT's format, or a whole model in transformers' (head, full)
+adapter/cmexam_tune.json  what the adapter must be used with: tokenizer, template, style, prefix length
+log.jsonl            everything that was logged
+trainer_state.json   the Trainer's state at the end; its presence says that the run has finished
+environment.json     versions, device and command
+metrics.json         final loss, speed, padding
+checkpoint-<step>/   to resume from
+"""
+
+import dataclasses
+import html
+import json
+import platform
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from cmexam_tune import __version__, cli, config, files, variants
+from cmexam_tune.config import Config
+from cmexam_tune.errors import ConfigError, UserError
+from cmexam_tune.families import Family, Loaded
+from cmexam_tune.tuning import Method
+
+CONFIG, ADAPTER, LOG, STATE = "config.yaml", "adapter", "log.jsonl", "trainer_state.json"
+ENVIRONMENT, METRICS, CARD = "environment.json", "metrics.json", "cmexam_tune.json"
+PACKAGES = ("torch", "transformers", "peft", "accelerate", "deepspeed", "tokenizers", "safetensors", "sentencepiece")
+# Changing these does not make it another experiment: they say how often to look, not what is computed.
+FREE = {
+    "training": ("logging_steps", "logging_strategy", "logging_first_step", "report_to", "disable_tqdm", "save_steps",
+                 "save_strategy", "save_total_limit", "run_name", "dataloader_num_workers", "dataloader_pin_memory",
+                 "log_level"),
+    "data": ("num_workers", "cache_dir", "test"),
+    "generation": None,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder."""
+
+    path: Path
+    config: Config
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def adapter(self) -> Path:
+        """Folder of what was tuned."""
+        return self.path / ADAPTER
+
+    @property
+    def finished(self) -> bool:
+        """Whether training has come to its end."""
+        return (self.path / STATE).is_file() and self.adapter.is_dir()
+
+    @property
+    def log(self) -> list[dict[str, Any]]:
+        """The entries of log.jsonl."""
+        path = self.path / LOG
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
+
+    def _repr_html_(self) -> str:
+        cells = {"run": self.path, "family": self.config.model.family, "method": self.config.tuning.method}
+        values = {**cells, **{name: f"{value:.4g}" for name, value in self.metrics.items()}}
+        rows = (f"<tr><th>{html.escape(k)}</th><td>{html.escape(str(v))}</td></tr>" for k, v in values.items())
+        return f"<table>{''.join(rows)}</table>"
+
+
+def open_run(folder: str | Path, overrides: Sequence[str] = ()) -> Run:
+    """Open a run folder.
+
+    Raises:
+        UserError: there is no run at `folder`.
+    """
+    path = Path(folder)
+    if not (path / CONFIG).is_file():
+        raise UserError(f"{path}: no run folder, it has no {CONFIG}. Run folders are written by `cmexam-tune train`.")
+    values = path / METRICS
+    metrics = json.loads(values.read_text(encoding="utf-8")) if values.is_file() else {}
+    return Run(path, config.load((path / CONFIG).resolve(), overrides), metrics)
+
+
+def prepare(settings: Config, overwrite: bool = False, resume: bool = False) -> Run:
+    """Return the run folder of an experiment: new, or one that holds the same experiment.
+
+    Raises:
+        UserError: the folder holds another experiment or something else (`overwrite` clears it), or `resume` was asked
+            for and there is nothing to resume.
+    """
+    path = Path(settings.out)
+    if path.is_file():
+        raise UserError(f"out={path}: is a file, a folder is needed.")
+    if overwrite and path.is_dir() and any(path.iterdir()):
+        _clear(path)
+    if not path.is_dir() or not any(path.iterdir()):
+        if resume:
+            raise UserError(f"out={path}: there is no run to resume. Leave out --resume to start it.")
+        return Run(path, settings)
+    found = open_run_or_refuse(path)
+    if odd := _differences(found.config, settings):
+        raise UserError(
+            f"out={path} holds another experiment; it differs in {'; '.join(odd)}. "
+            "Choose another out=..., or add --overwrite to replace it."
+        )
+    return Run(path, settings, found.metrics)
+
+
+def open_run_or_refuse(path: Path) -> Run:
+    """Open what lies at `path`, or say that it is no run folder and must not be touched."""
+    if not (path / CONFIG).is_file():
+        raise UserError(f"out={path}: the folder is not empty and holds no run. Choose another out=...")
+    try:
+        return open_run(path)
+    except ConfigError as error:
+        raise UserError(f"out={path}: holds a run that cannot be read. Choose another out=...\n{error}") from None
+
+
+def _clear(path: Path) -> None:
+    if not (path / CONFIG).is_file():
+        raise UserError(f"out={path}: the folder holds no run, so --overwrite leaves it alone. Choose another out=...")
+    cli.note(f"note: replacing the run in {path}")
+    for item in path.iterdir():
+        shutil.rmtree(item) if item.is_dir() and not item.is_symlink() else item.unlink()
+
+
+def _differences(old: Config, new: Config) -> list[str]:
+    """Return `key: old -> new` for everything that makes another experiment."""
+    before, after = _experiment(old), _experiment(new)
+    keys = sorted(key for key in {*before, *after} if before.get(key) != after.get(key))
+    return [f"{key}: {before.get(key)!r} there, {after.get(key)!r} here" for key in keys]
+
+
+def _experiment(settings: Config) -> dict[str, Any]:
+    flat = {}
+    for section, values in settings.to_dict().items():
+        if section == "out" or (section in FREE and FREE[section] is None):
+            continue
+        for key, value in values.items():
+            if key not in (FREE.get(section) or ()):
+                flat[f"{section}.{key}"] = value
+    return flat
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON beside `path` and rename."""
+    with files.atomic_write(path) as handle:
+        json.dump(value, handle, ensure_ascii=False, indent=2)
+        handle.write("\n")
+
+
+def begin(run: Run, device: str, processes: int) -> None:
+    """Write what is known before training: config.yaml and environment.json."""
+    with files.atomic_write(run.path / CONFIG) as handle:
+        handle.write(config.dump(run.config))
+    versions = {}
+    for name in PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    write_json(
+        run.path / ENVIRONMENT,
+        {
+            "cmexam_tune": __version__,
+            "python": platform.python_version(),
+            **versions,
+            "platform": platform.platform(),
+            "device": device,
+            "processes": processes,
+            "command": sys.argv,
+        },
+    )
+
+
+def card(settings: Config, tokenizer_hash: str) -> dict[str, Any]:
+    """Return what an adapter must be used with; stored beside it and checked when it is loaded."""
+    return {
+        "family": settings.model.family,
+        "method": settings.tuning.method,
+        "base": settings.model.model_name_or_path,
+        "base_adapter": settings.model.adapter_name_or_path,
+        "template": settings.prompt.template,
+        "system": settings.prompt.system,
+        "style": settings.prompt.style,
+        "num_virtual_tokens": dataclasses.asdict(settings.tuning.settings).get("num_virtual_tokens"),
+        "tokenizer": tokenizer_hash,
+    }
+
+
+def parts(settings: Config) -> tuple[Family, Method]:
+    """Return the modules of the config's family and tuning method."""
+    family: Any = variants.load("families", settings.model.family)
+    method: Any = variants.load("tuning", settings.tuning.method)
+    return family, method
+
+
+def load(folder: str | Path, overrides: Sequence[str] = ()) -> tuple[Config, Loaded]:
+    """Return a run's config and its trained model in eval mode: base plus adapter, or the standalone model.
+
+    Raises:
+        UserError: no finished run, or another base model, tokenizer, template or prefix length than in training.
+    """
+    run = open_run(folder, overrides)
+    if not (run.adapter / CARD).is_file():
+        raise UserError(f"{run.path}: training has not finished. Start the same command again to resume it.")
+    settings = run.config
+    family, method = parts(settings)
+    source = settings.model
+    if method.standalone:
+        source = dataclasses.replace(
+            source, model_name_or_path=str(run.adapter), adapter_name_or_path=None, revision=None
+        )
+    model: Any
+    model, tokenizer = family.load(source)
+    _check_card(run, tokenizer)
+    if not method.standalone:
+        model = method.attach(model, family, settings.tuning.settings)
+        method.load(model, run.adapter)
+    return settings, Loaded(model.eval(), tokenizer)
+
+
+def _check_card(run: Run, tokenizer: Any) -> None:
+    from cmexam_tune.training.encoding import tokenizer_hash
+
+    stored = json.loads((run.adapter / CARD).read_text(encoding="utf-8"))
+    now = card(run.config, tokenizer_hash(tokenizer))
+    wrong = [
+        key for key in ("family", "method", "template", "num_virtual_tokens", "tokenizer") if stored[key] != now[key]
+    ]
+    if not wrong:
+        return
+    key = wrong[0]
+    what = {"tokenizer": "the tokenizer of the base model"}.get(key, f"{key}={now[key]}")
+    was = "" if key == "tokenizer" else f" ({stored[key]})"
+    raise UserError(
+        f"{run.path}: {what} is not what the adapter was trained with{was}; answers would be worthless. "
+        f"Use the base model {stored['base']} and leave out the override."
+    )

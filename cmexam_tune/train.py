@@ -1,0 +1,103 @@
+"""`cmexam-tune train`: tune a model by a recipe and leave a run folder."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from cmexam_tune import cli, config, files, jsonl, runs
+from cmexam_tune.config import Config
+from cmexam_tune.errors import ConfigError
+from cmexam_tune.schema import Question
+
+
+def train(
+    settings: Config | str | Path, overrides: Sequence[str] = (), *, resume: bool = False, overwrite: bool = False
+) -> runs.Run:
+    """Train one experiment; started again it goes on where it was, and a finished run is returned as it is.
+
+    Args:
+        settings: a Config, or the path or name of a recipe.
+        overrides: `section.key=value` changes to a recipe.
+        resume: refuse to start anew where there is nothing to resume.
+        overwrite: replace another run that lies in `out`.
+
+    Returns:
+        The run: its folder, config and final metrics.
+
+    Raises:
+        UserError: settings, data or a run folder that cannot be used.
+        TrainingStopped: training degenerated; the message says at which step, why, and what helps.
+
+    Example:
+        `run = train("lora_llama.yaml", ["model.model_name_or_path=/models/llama", "out=runs/try"])`
+    """
+    if not isinstance(settings, Config):
+        settings = config.load(settings, overrides)
+    elif overrides:
+        raise ConfigError("overrides change a recipe; with a Config use dataclasses.replace.")
+    run = runs.prepare(settings, overwrite, resume)
+    if run.finished:
+        cli.note(f"{run.path}: this run has finished; nothing to do. --overwrite trains it again.")
+        return run
+    questions = read(settings.data.train, settings.data.max_train_samples, "train")
+    validation = read(settings.data.validation, settings.data.max_eval_samples, "validation")
+    from cmexam_tune.training import loop
+
+    return loop.fit(run, questions, validation)
+
+
+def read(paths: Sequence[str], limit: int | None, key: str) -> list[Question]:
+    """Return the first `limit` questions of question files.
+
+    Raises:
+        UserError: a file that is missing, empty or no question file, or no training file at all.
+    """
+    if not paths and key == "train":
+        raise ConfigError("data.train: name at least one questions file, as `cmexam-tune preprocess` writes them.")
+    if limit is not None and limit < 1:
+        raise ConfigError(f"data.max_{'train' if key == 'train' else 'eval'}_samples={limit}: at least 1 is needed.")
+    for path in paths:
+        files.check_input(path, f"data.{key} file")
+    found: dict[str, Question] = {}
+    for path in paths:
+        for question in jsonl.read(path, Question):
+            if question.id in found:
+                raise ConfigError(f"data.{key}: question {question.id!r} of {path} stands in an earlier file too.")
+            found[question.id] = question
+    return list(found.values())[:limit]
+
+
+def main(argv: Sequence[str]) -> int | None:
+    """Read the command line and train."""
+    parser = cli.Parser(
+        "train",
+        "Tune a model by a recipe. Started again with the same settings it resumes from its last checkpoint.",
+        "examples:\n"
+        "  cmexam-tune train --config lora_llama.yaml model.model_name_or_path=/models/llama-7b out=runs/lora\n"
+        "  cmexam-tune train --config ptuning_chatglm.yaml --dry-run\n"
+        "  torchrun --nproc_per_node 8 -m cmexam_tune.train --config lora_llama.yaml training.deepspeed=zero2\n"
+        "  deepspeed --module cmexam_tune.train --config lora_llama.yaml training.deepspeed=zero3",
+    )
+    cli.add_config(parser)
+    parser.add_argument("--print-config", action="store_true", help="print the resolved configuration and stop")
+    parser.add_argument("--dry-run", action="store_true", help="print parameters, memory, steps and hours, and stop")
+    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint; refuse to start anew")
+    parser.add_argument("--overwrite", action="store_true", help="replace another run that lies in out")
+    parser.add_argument("--local_rank", "--local-rank", type=int, default=-1, help="set by the launcher")
+    got = parser.parse_intermixed_args(list(argv))
+    settings = config.load(got.config, got.overrides)
+    if got.print_config:
+        cli.say(config.dump(settings).rstrip())
+        return None
+    if got.dry_run:
+        from cmexam_tune.training import estimate
+
+        questions = read(settings.data.train, settings.data.max_train_samples, "train")
+        cli.say(str(estimate.dry_run(settings, questions)))
+        return None
+    run = train(settings, resume=got.resume, overwrite=got.overwrite)
+    cli.say(str(run.path))
+    return None
+
+
+if __name__ == "__main__":
+    cli.run(main)

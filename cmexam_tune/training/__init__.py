@@ -1,0 +1,1 @@
+"""Training: what happens between encoded questions and a saved adapter."""

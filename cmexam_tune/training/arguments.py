@@ -1,0 +1,125 @@
+"""From a Config to `transformers.TrainingArguments` and the layout of the batches."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainingArguments
+
+from cmexam_tune import cli
+from cmexam_tune.config import Config
+from cmexam_tune.errors import ConfigError
+from cmexam_tune.training import precision
+from cmexam_tune.training.batches import Layout
+
+STAGES = ("zero2", "zero3", "zero3_offload")
+
+
+def deepspeed_path(value: str) -> Path:
+    """Return the DeepSpeed config called `value`: zero2, zero3 or zero3_offload as shipped, else a path.
+
+    Raises:
+        ConfigError: there is none, or it is not a JSON object.
+    """
+    path = Path(value)
+    if value in STAGES:
+        package = Path(__file__).resolve().parent.parent
+        folders = (package.parent / "recipes" / "deepspeed", package / "recipes" / "deepspeed")
+        path = next((f for folder in folders if (f := folder / f"{value}.json").is_file()), folders[1])
+    if not path.is_file():
+        raise ConfigError(
+            f"training.deepspeed={value}: no such file. Known by name: {', '.join(STAGES)}; "
+            f"relative paths start at {Path.cwd()}."
+        )
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{path}:{error.lineno}: broken JSON, {error.msg}.") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: a JSON object is needed.")
+    return path
+
+
+def build(config: Config, out: Path) -> TrainingArguments:
+    """Return the arguments of the Trainer, with what the card and this project decide filled in.
+
+    A step of the Trainer is a whole optimizer step here (the micro-batches are run inside it), so its own
+    accumulation is 1; `global_batch_size` is kept by the batches.
+
+    Raises:
+        ConfigError: values that transformers or the card refuses.
+    """
+    given = dict(config.training.arguments)
+    given.update(precision.choose(given, precision.Card.here(bool(given.get("use_cpu")))))
+    given.pop("gradient_accumulation_steps", None)
+    # A checkpoint to fall back to must exist beside the last one; a hidden NaN would defeat the guards.
+    given = {"logging_steps": 10, "save_total_limit": 3, "logging_nan_inf_filter": False, "report_to": "none", **given}
+    if given.get("deepspeed"):
+        given["deepspeed"] = str(deepspeed_path(str(given["deepspeed"])))
+    try:
+        arguments = TrainingArguments(output_dir=str(out), **given)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"training: {error}") from None
+    if arguments.world_size == 1 and arguments.n_gpu > 1:
+        cli.note(
+            f"note: one process uses one of the {arguments.n_gpu} cards. For all of them: "
+            f"torchrun --nproc_per_node {arguments.n_gpu} -m cmexam_tune.train ..."
+        )
+        arguments._n_gpu = 1
+    return arguments
+
+
+def global_batch(config: Config, world: int) -> int:
+    """Return the questions of an optimizer step: `global_batch_size`, else micro-batch x accumulation x processes.
+
+    Raises:
+        ConfigError: a number below 1, or fewer questions than processes.
+    """
+    given: Mapping[str, Any] = config.training.arguments
+    micro = int(given.get("per_device_train_batch_size", 8))
+    accumulation = int(given.get("gradient_accumulation_steps", 1))
+    size = config.training.global_batch_size
+    for name, value in (("per_device_train_batch_size", micro), ("gradient_accumulation_steps", accumulation)):
+        if value < 1:
+            raise ConfigError(f"training.{name}={value}: at least 1 is needed.")
+    if size is None:
+        return micro * accumulation * world
+    if size < world:
+        raise ConfigError(
+            f"training.global_batch_size={size} is smaller than the {world} processes: each needs a question in every "
+            f"step. Start at most {size} processes, or set global_batch_size to {world} or more."
+        )
+    return size
+
+
+def layout(config: Config, world: int) -> Layout:
+    """Return how questions are grouped into steps and rows on `world` processes."""
+    prompt = config.prompt
+    limit = config.training.max_tokens_per_batch
+    if limit is not None and limit < 1:
+        raise ConfigError(f"training.max_tokens_per_batch={limit}: at least 1 is needed.")
+    return Layout(
+        global_batch=global_batch(config, world),
+        micro_batch=int(config.training.arguments.get("per_device_train_batch_size", 8)),
+        max_tokens=limit,
+        pack_length=prompt.max_source_length + prompt.max_target_length if config.training.packing else None,
+        seed=seed(config),
+    )
+
+
+def seed(config: Config) -> int:
+    """Return the seed of everything: initial weights, order and dropout."""
+    return int(config.training.arguments.get("seed", 42))
+
+
+def world_size() -> int:
+    """Return the number of processes as the launcher set it."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def device_name() -> str:
+    """Return the name of the device that this process trains on."""
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"

@@ -1,0 +1,217 @@
+"""Which questions make up each optimizer step, and how they are laid out on every process.
+
+A step holds `global_batch_size` questions whatever the number of processes, the packing and the token budget; only
+their layout changes. Every process derives the whole plan from seed and epoch, so nothing has to be communicated.
+"""
+
+import itertools
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, Dataset
+
+from cmexam_tune.features import IGNORE_INDEX
+
+BUCKET_STEPS = 64
+"""Steps that are sorted by length together: enough to leave little padding, few enough to stay random."""
+
+Row = Mapping[str, Any]
+MicroBatch = tuple[tuple[int, ...], ...]
+"""Groups of sample indices; each group becomes one row of tokens."""
+
+
+class Batch(NamedTuple):
+    """One process's share of an optimizer step."""
+
+    micro: list[dict[str, Any]]
+    """Collated micro-batches, run one after the other before the optimizer steps."""
+    ids: list[list[str]]
+    """Question ids of each micro-batch."""
+    weights: list[int]
+    """Labels (generation) or questions (classification) in each micro-batch."""
+    items: int
+    """The same, over the whole step and all processes: what the loss is divided by."""
+    tokens: int
+    """Tokens without padding, over the whole step and all processes."""
+
+
+class Plan(NamedTuple):
+    """One process's part of one step, as indices into the encoded rows."""
+
+    micro: tuple[MicroBatch, ...]
+    items: int
+    tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How questions are grouped.
+
+    Attributes:
+        global_batch: questions for each optimizer step, over all processes.
+        micro_batch: most questions in one forward pass of one process.
+        max_tokens: most token slots in one forward pass, or None; one question alone may exceed it.
+        pack_length: rows are filled with several questions up to this many tokens; None: one question a row.
+        seed: of the order.
+    """
+
+    global_batch: int
+    micro_batch: int
+    max_tokens: int | None = None
+    pack_length: int | None = None
+    seed: int = 0
+
+
+def length(row: Row) -> int:
+    """Return the tokens of a row; a row with several sequences (multiple choice) counts its longest."""
+    ids = row["input_ids"]
+    return max((len(item) for item in ids), default=0) if ids and isinstance(ids[0], Sequence) else len(ids)
+
+
+def label_count(row: Row) -> int:
+    """Return how many positions of a decoder row carry a loss; the first position has nothing to predict it from."""
+    return sum(label != IGNORE_INDEX for label in row["labels"][1:])
+
+
+def order(lengths: Sequence[int], layout: Layout, epoch: int) -> list[list[int]]:
+    """Return the steps of an epoch as lists of sample indices: shuffled, each of similar lengths."""
+    rng = random.Random(f"{layout.seed}:{epoch}")
+    indices = list(range(len(lengths)))
+    rng.shuffle(indices)
+    size = layout.global_batch
+    steps: list[list[int]] = []
+    for start in range(0, len(indices), BUCKET_STEPS * size):
+        bucket = sorted(indices[start : start + BUCKET_STEPS * size], key=lambda i: -lengths[i])
+        steps.extend(bucket[i : i + size] for i in range(0, len(bucket), size))
+    rng.shuffle(steps)
+    return steps
+
+
+def spread(step: Sequence[int], lengths: Sequence[int], layout: Layout, world: int) -> list[tuple[MicroBatch, ...]]:
+    """Return for every process its micro-batches of a step: as many, and of the same lengths, on each.
+
+    A process that is left without a question gets an empty micro-batch (only where a step has fewer questions than
+    there are processes).
+    """
+    ordered = sorted(step, key=lambda i: -lengths[i])
+    rounds = max(1, -(-len(ordered) // (world * layout.micro_batch)))
+    while True:
+        chunks = _even(ordered, world * rounds)
+        micros = [_rows(chunk, lengths, layout) for chunk in chunks]
+        if all(_fits(micro, lengths, layout.max_tokens) for micro in micros) or len(ordered) <= world * rounds:
+            return [tuple(micros[turn * world + rank] for turn in range(rounds)) for rank in range(world)]
+        rounds += 1
+
+
+def _even(items: Sequence[int], parts: int) -> list[list[int]]:
+    small, extra = divmod(len(items), parts)
+    bounds = [0]
+    for part in range(parts):
+        bounds.append(bounds[-1] + small + (part < extra))
+    return [list(items[a:b]) for a, b in itertools.pairwise(bounds)]
+
+
+def _rows(chunk: Sequence[int], lengths: Sequence[int], layout: Layout) -> MicroBatch:
+    """Group a chunk into rows: one question each, or packed into as few equally long rows as possible."""
+    if layout.pack_length is None or not chunk:
+        return tuple((i,) for i in chunk)
+    capacity = max(layout.pack_length, lengths[chunk[0]])
+    count = -(-sum(lengths[i] for i in chunk) // capacity)
+    while True:
+        rows: list[list[int]] = [[] for _ in range(count)]
+        filled = [0] * count
+        for i in chunk:
+            shortest = filled.index(min(filled))
+            rows[shortest].append(i)
+            filled[shortest] += lengths[i]
+        if max(filled) <= capacity:
+            return tuple(tuple(row) for row in rows)
+        count += 1
+
+
+def slots(micro: MicroBatch, lengths: Sequence[int]) -> int:
+    """Return rows times the longest row: the token slots that a micro-batch fills with tokens or padding."""
+    return len(micro) * max((sum(lengths[i] for i in group) for group in micro), default=0)
+
+
+def _fits(micro: MicroBatch, lengths: Sequence[int], limit: int | None) -> bool:
+    return limit is None or slots(micro, lengths) <= limit
+
+
+class StepSampler(BatchSampler):
+    """Yields one `Plan` for each optimizer step; `set_epoch` reshuffles."""
+
+    def __init__(self, lengths: Sequence[int], weights: Sequence[int], layout: Layout, rank: int, world: int) -> None:
+        self.lengths, self.weights, self.layout, self.rank, self.world = lengths, weights, layout, rank, world
+        self.epoch = 0
+        self.drop_last = False
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch whose order the next iteration yields."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return -(-len(self.lengths) // self.layout.global_batch)
+
+    def __iter__(self) -> Iterator[list[Plan]]:  # type: ignore[override]
+        for step in order(self.lengths, self.layout, self.epoch):
+            micro = spread(step, self.lengths, self.layout, self.world)[self.rank]
+            yield [Plan(micro, sum(self.weights[i] for i in step), sum(self.lengths[i] for i in step))]
+
+    def padding(self) -> float:
+        """Return the share of token slots that the plan of this epoch fills with padding, over all processes."""
+        used = total = 0
+        for step in order(self.lengths, self.layout, self.epoch):
+            for micros in spread(step, self.lengths, self.layout, self.world):
+                total += sum(slots(micro, self.lengths) for micro in micros)
+            used += sum(self.lengths[i] for i in step)
+        return 1 - used / total
+
+
+class Rows(Dataset[Batch]):
+    """Encoded questions; indexing with a `Plan` collates its micro-batches."""
+
+    def __init__(self, rows: Sequence[Row], weights: Sequence[int], collate: Any) -> None:
+        self.rows, self.weights, self.collate = rows, weights, collate
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, plan: Plan) -> Batch:
+        filled = [[[self.rows[i] for i in group] for group in micro] for micro in plan.micro]
+        return Batch(
+            [self.collate(groups) if groups else self._nothing() for groups in filled],
+            [[str(row["question_id"]) for group in groups for row in group] for groups in filled],
+            [sum(self.weights[i] for group in micro for i in group) for micro in plan.micro],
+            plan.items,
+            plan.tokens,
+        )
+
+    def _nothing(self) -> dict[str, Any]:
+        """Return a batch whose loss weighs nothing, for a process that has no question left in the last step."""
+        return dict(self.collate([[self.rows[0]]]))
+
+
+class StepLoader(DataLoader[Batch]):
+    """DataLoader of whole steps that hands the epoch on to its sampler.
+
+    Its own generator keeps the workers' seeds from drawing on the global random state, which resuming restores.
+    """
+
+    def __init__(self, rows: Rows, sampler: StepSampler, **options: Any) -> None:
+        super().__init__(
+            rows, batch_sampler=sampler, collate_fn=_only, generator=torch.Generator().manual_seed(0), **options
+        )
+
+    def set_epoch(self, epoch: int) -> None:
+        """Called by the Trainer at the start of an epoch."""
+        sampler = self.batch_sampler
+        assert isinstance(sampler, StepSampler)
+        sampler.set_epoch(epoch)
+
+
+def _only(batches: list[Batch]) -> Batch:
+    return batches[0]

@@ -1,0 +1,116 @@
+"""What a run tells while it goes: log.jsonl, a progress bar, and the answer to signals."""
+
+import contextlib
+import json
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from tqdm import tqdm
+from transformers import TrainerCallback
+
+if TYPE_CHECKING:
+    from cmexam_tune.training.trainer import ExamTrainer
+
+
+class JsonlLog(TrainerCallback):
+    """Appends everything that is logged to `log.jsonl`, one JSON object a line."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Drop what a killed run has logged after the checkpoint that is resumed from."""
+        if not state.is_world_process_zero or not self.path.exists():
+            return
+        kept = []
+        for line in self.path.read_text(encoding="utf-8").splitlines():
+            with contextlib.suppress(json.JSONDecodeError):
+                if json.loads(line).get("step", 0) <= state.global_step:
+                    kept.append(line + "\n")
+        self.path.write_text("".join(kept), encoding="utf-8")
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        """Append one entry."""
+        if not state.is_world_process_zero:
+            return
+        entry = {"step": state.global_step, "time": round(time.time(), 3), **(logs or {})}
+        with self.path.open("a", encoding="utf-8") as handle:
+            handle.write(json.dumps(entry) + "\n")
+
+
+class Progress(TrainerCallback):
+    """A bar on standard error with loss, tokens per second and time left."""
+
+    def __init__(self, trainer: "ExamTrainer") -> None:
+        self.trainer = trainer
+        self._bar: Any = None
+        self._started, self._tokens, self._loss = 0.0, 0, 0.0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Open the bar at the step that is resumed from."""
+        self._started, self._tokens = time.monotonic(), self.trainer.tokens_done
+        if state.is_world_process_zero:
+            self._bar = tqdm(
+                total=state.max_steps, initial=state.global_step, unit="step", desc="train", disable=args.disable_tqdm
+            )
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Move the bar."""
+        if self._bar is None:
+            return
+        seconds = max(time.monotonic() - self._started, 1e-9)
+        rate = (self.trainer.tokens_done - self._tokens) / seconds
+        self._bar.set_postfix_str(f"loss {self.trainer.last_loss:.4f}, {rate:,.0f} tokens/s", refresh=False)
+        self._bar.update(state.global_step - self._bar.n)
+
+    def on_evaluate(
+        self, args: Any, state: Any, control: Any, metrics: dict[str, float] | None = None, **kwargs: Any
+    ) -> None:
+        """Print what an evaluation has found."""
+        if self._bar is not None:
+            shown = ", ".join(f"{name.removeprefix('eval_')} {value:.4g}" for name, value in (metrics or {}).items())
+            self._bar.write(f"step {state.global_step}: {shown}")
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Close the bar."""
+        if self._bar is not None:
+            self._bar.close()
+
+
+class StopOnRequest(TrainerCallback):
+    """Saves a checkpoint and ends training after the step in which any process was asked to stop."""
+
+    def __init__(self, trainer: "ExamTrainer") -> None:
+        self.trainer = trainer
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        """Ask the Trainer to save and stop."""
+        if self.trainer.stop_agreed and state.global_step < state.max_steps:
+            control.should_save = control.should_training_stop = True
+            self.trainer.interrupted = True
+        return control
+
+
+@contextlib.contextmanager
+def signals(trainer: "ExamTrainer") -> Iterator[None]:
+    """Turn SIGTERM and the first Ctrl-C into a request to stop; a second Ctrl-C interrupts at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def ask(number: int, _frame: FrameType | None) -> None:
+        if trainer.stop_asked and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        trainer.stop_asked = True
+
+    old = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)

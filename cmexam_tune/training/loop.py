@@ -1,0 +1,156 @@
+"""`fit`: from a Config to a finished run folder."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+from transformers import EarlyStoppingCallback, PrinterCallback, ProgressCallback, TrainingArguments, set_seed
+
+from cmexam_tune import cli, runs
+from cmexam_tune.config import Config
+from cmexam_tune.errors import ConfigError
+from cmexam_tune.families import Family, Loaded
+from cmexam_tune.schema import Question
+from cmexam_tune.training import arguments as arguments_of
+from cmexam_tune.training import callbacks, checkpoints, encoding, guards, precision, processes, selfcheck
+from cmexam_tune.training.data import Data, rows
+from cmexam_tune.training.trainer import ExamTrainer
+from cmexam_tune.tuning import Method
+
+
+def fit(run: runs.Run, train: list[Question], validation: list[Question]) -> runs.Run:
+    """Train the experiment of a run folder, from its newest whole checkpoint where there is one.
+
+    Args:
+        run: as `runs.prepare` returned it.
+        train: questions to learn from.
+        validation: questions for the loss and exam accuracy while training; may be empty.
+
+    Returns:
+        The run with its final metrics.
+
+    Raises:
+        UserError: settings or data that cannot be trained with.
+        TrainingStopped: training degenerated; a checkpoint from before is kept.
+        KeyboardInterrupt: a signal asked for it; a checkpoint is kept.
+    """
+    config = run.config
+    args = arguments_of.build(config, run.path)
+    main = args.process_index == 0
+    _check_evaluation(args, config, validation)
+    if main:
+        runs.begin(run, arguments_of.device_name(), args.world_size)
+        checkpoints.clear_staging(run.path)
+    family, method = runs.parts(config)
+    set_seed(args.seed)
+    loaded = family.load(config.model, train)
+    base: Any = loaded.model
+    if args.activation_checkpointing:
+        base.enable_input_require_grads()
+    model = method.attach(base, family, config.tuning.settings)
+    loaded = Loaded(model, loaded.tokenizer)
+    data = _data(run, args, (family, loaded), train, validation)
+    if main:
+        _announce(config, args, model, data)
+    trainer = _trainer(run, args, (family, loaded), data)
+    resume = checkpoints.newest(run.path) if main else None
+    resume = processes.gather(resume)[0]
+    if resume is not None and main:
+        cli.note(f"resuming from {resume}")
+    with callbacks.signals(trainer):
+        result = trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
+    if trainer.interrupted:
+        if main:
+            cli.note(f"a checkpoint was saved in {run.path}; start the same command again to go on")
+        raise KeyboardInterrupt
+    return _finish(run, trainer, method, dict(result.metrics))
+
+
+def _check_evaluation(args: TrainingArguments, config: Config, validation: list[Question]) -> None:
+    wants = [name for name, on in (("eval_strategy", args.eval_strategy != "no"), ("load_best_model_at_end",
+             args.load_best_model_at_end)) if on]  # fmt: skip
+    if config.training.early_stopping_patience is not None:
+        wants.append("early_stopping_patience")
+        if args.metric_for_best_model is None or args.eval_strategy == "no":
+            raise ConfigError(
+                "training.early_stopping_patience needs training.eval_strategy (steps or epoch) and "
+                "training.metric_for_best_model (loss or exam_accuracy)."
+            )
+    if wants and not validation:
+        raise ConfigError(f"training.{wants[0]}: needs validation questions. Set data.validation.")
+    if args.metric_for_best_model not in (None, "loss", "eval_loss", "exam_accuracy", "eval_exam_accuracy"):
+        raise ConfigError(
+            f"training.metric_for_best_model={args.metric_for_best_model}: known are loss and exam_accuracy."
+        )
+
+
+def _data(
+    run: runs.Run,
+    args: TrainingArguments,
+    model: tuple[Family, Loaded],
+    train: list[Question],
+    validation: list[Question],
+) -> Data:
+    config, (family, loaded) = run.config, model
+    cache = Path(config.data.cache_dir) if config.data.cache_dir else run.path / "cache"
+    # The first process encodes and writes the cache, the others read it.
+    with args.main_process_first(desc="encoding"):
+        encoded = encoding.encode(config, family, loaded, train, cache)
+        held_out = encoding.encode(config, family, loaded, validation, cache) if validation else None
+    ready = rows(family, loaded, encoded)
+    if family.task == "generate":
+        guards.check_rows([(str(row["question_id"]), w) for row, w in zip(ready.rows, ready.weights, strict=True)])
+    if args.process_index == 0:
+        cli.note(encoding.table(encoded.truncation, config))
+    return Data(
+        ready,
+        arguments_of.layout(config, args.world_size),
+        rows(family, loaded, held_out) if held_out else None,
+        validation,
+    )
+
+
+def _announce(config: Config, args: TrainingArguments, model: Any, data: Data) -> None:
+    tuned = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    count = sum(int(getattr(p, "ds_numel", p.numel())) for p in tuned.values())
+    total = sum(int(getattr(p, "ds_numel", p.numel())) for p in model.parameters())
+    padding = data.sampler(0, args.world_size).padding()
+    cli.note(
+        f"{count:,} of {total:,} parameters are trained ({100 * count / total:.3g}%); {len(data.train):,} questions, "
+        f"{data.layout.global_batch} in each step on {args.world_size} process(es); padding {100 * padding:.1f}%"
+    )
+    chosen = {"bf16": args.bf16, "fp16": args.fp16}
+    for line in precision.warnings(config, chosen, {name: p.dtype for name, p in tuned.items()}):
+        cli.note(f"warning: {line}")
+
+
+def _trainer(run: runs.Run, args: TrainingArguments, model: tuple[Family, Loaded], data: Data) -> ExamTrainer:
+    family, loaded = model
+    trainer = ExamTrainer(run.config, family, loaded, args, data, eval_dataset=data.validation)
+    trainer.remove_callback(ProgressCallback)
+    trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(callbacks.JsonlLog(run.path / runs.LOG))
+    trainer.add_callback(callbacks.Progress(trainer))
+    trainer.add_callback(callbacks.StopOnRequest(trainer))
+    if run.config.training.early_stopping_patience is not None:
+        trainer.add_callback(EarlyStoppingCallback(run.config.training.early_stopping_patience))
+    return trainer
+
+
+def _finish(run: runs.Run, trainer: ExamTrainer, method: Method, metrics: dict[str, Any]) -> runs.Run:
+    """Write the adapter and the end of the story; the Trainer's state comes last and says that all is there."""
+    weights = trainer.weights()
+    args = trainer.args
+    metrics["padding"] = trainer.data.sampler(0, args.world_size).padding()
+    metrics["tokens_per_second"] = trainer.tokens_done / max(float(metrics.get("train_runtime", 0)), 1e-9)
+    if trainer.state.best_metric is not None:
+        metrics["best_metric"] = trainer.state.best_metric
+    metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
+    if args.process_index == 0:
+        facts = runs.card(run.config, encoding.tokenizer_hash(trainer.loaded.tokenizer))
+        selfcheck.save_and_verify(run, trainer, method, weights, facts)
+        runs.write_json(run.path / runs.METRICS, metrics)
+        trainer.state.save_to_json(str(run.path / f".{runs.STATE}"))
+        (run.path / f".{runs.STATE}").replace(run.path / runs.STATE)
+    processes.barrier()
+    return runs.Run(run.path, run.config, metrics)

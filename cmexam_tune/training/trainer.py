@@ -1,0 +1,158 @@
+"""transformers' Trainer with whole optimizer steps, label-only logits, guards and exam accuracy."""
+
+import contextlib
+import math
+import time
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import TrainingArguments
+
+from cmexam_tune.config import Config
+from cmexam_tune.families import Family, Loaded
+from cmexam_tune.training import checkpoints, evaluation, guards, logits, processes
+from cmexam_tune.training.batches import Batch, StepLoader
+from cmexam_tune.training.data import Data
+from cmexam_tune.training.saving import SafeTrainer
+
+
+class ExamTrainer(SafeTrainer):
+    """The Trainer of every family and method.
+
+    One item of its data loader is a whole optimizer step (`Batch`): its micro-batches are run inside `training_step`,
+    so their number may change from step to step while a step keeps its questions.
+    """
+
+    def __init__(
+        self, config: Config, family: Family, loaded: Loaded, arguments: TrainingArguments, data: Data, **options: Any
+    ) -> None:
+        self.config, self.family, self.loaded, self.data = config, family, loaded, data
+        self.guards = guards.Guards(fp16=arguments.fp16)
+        self.stop_asked = False
+        """Set by a signal on this process."""
+        self.stop_agreed = False
+        """Whether any process was asked to stop; the same on all of them."""
+        self.interrupted = False
+        """Whether training has ended because of that."""
+        self.tokens_done = 0
+        self.last_loss = math.nan
+        super().__init__(model=loaded.model, args=arguments, train_dataset=data.train, **options)
+        self.label_logits = logits.LabelLogits(loaded.model) if family.task == "generate" else None
+        self._flos_per_token = 6 * sum(int(getattr(p, "ds_numel", p.numel())) for p in loaded.model.parameters())
+
+    # Batches
+
+    def get_train_dataloader(self) -> StepLoader:
+        """Return the loader of this process's share of each step."""
+        args = self.args
+        workers = args.dataloader_num_workers
+        return StepLoader(
+            self.data.train,
+            self.data.sampler(args.process_index, args.world_size),
+            num_workers=workers,
+            pin_memory=args.dataloader_pin_memory and args.device.type == "cuda",
+            persistent_workers=args.dataloader_persistent_workers and workers > 0,
+            prefetch_factor=args.dataloader_prefetch_factor,
+        )
+
+    def get_total_train_batch_size(self, args: TrainingArguments) -> int:
+        """Return the questions of an optimizer step."""
+        return self.data.layout.global_batch
+
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> int | None:
+        return batch_samples[0].items if batch_samples else None
+
+    def floating_point_ops(self, inputs: Any) -> int:
+        """Return the operations of forward and backward over one process's share of a step."""
+        return self._flos_per_token * sum(int(micro["input_ids"].numel()) for micro in inputs.micro)
+
+    def _track_num_input_tokens(self, inputs: Any) -> None:
+        if self.args.include_num_input_tokens_seen != "no":
+            self.state.num_input_tokens_seen += inputs.tokens
+
+    # One optimizer step
+
+    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        """Run forward and backward over the micro-batches of a step; return the loss of the step."""
+        batch: Batch = inputs
+        self.guards.begin([name for ids in batch.ids for name in ids])
+        model.train()
+        done = torch.zeros((), device=self.args.device)
+        for turn, micro in enumerate(batch.micro):
+            final = turn == len(batch.micro) - 1
+            self.accelerator.gradient_state._set_sync_gradients(final)
+            alone = final or self.is_deepspeed_enabled
+            with contextlib.nullcontext() if alone else self.accelerator.no_sync(model=model):
+                with self.compute_loss_context_manager():
+                    loss = self.loss_of(model, self._prepare_inputs(micro), (batch.weights[turn], batch.items))
+                loss = loss * self.args.world_size
+                done = done + loss.detach()
+                if final:
+                    # DeepSpeed's backward also takes the optimizer's step, so this is the last moment to judge.
+                    self._judge(float(done), batch)
+                self.accelerator.backward(loss, **({"scale_wrt_gas": False} if self.is_deepspeed_enabled else {}))
+        self.last_loss = float(done)
+        self.tokens_done += batch.tokens
+        return done
+
+    def loss_of(self, model: nn.Module, inputs: dict[str, Any], share: tuple[int, int]) -> torch.Tensor:
+        """Return a micro-batch's part of the mean loss over all labels (classifiers: all questions) of a step.
+
+        Args:
+            model: wrapped for training, or not.
+            inputs: one collated micro-batch; its labels are taken out.
+            share: labels (questions) in this micro-batch, 0 for one that only keeps a process busy; in the step.
+        """
+        weight, items = share
+        if self.label_logits is None:
+            loss: torch.Tensor = model(**inputs)["loss"]
+            return loss * (weight / max(items, 1))
+        labels = inputs.pop("labels")
+        scores, targets = self.label_logits(model, inputs, labels)
+        return logits.token_loss(scores, targets, self.args.label_smoothing_factor) * (min(weight, 1) / max(items, 1))
+
+    def _judge(self, loss: float, batch: Batch) -> None:
+        if any(batch.weights) or not batch.items:
+            self.guards.loss(loss, batch.items)
+        flags = (self.guards.problem is not None, self.stop_asked)
+        bad, self.stop_agreed = processes.any_true(flags, self.args.device)
+        if bad:
+            self._stop()
+
+    def _stop(self) -> None:
+        """Save the state as it was before the step that went wrong, and end the run."""
+        step = self.state.global_step
+        if step and checkpoints.damage(self.run_folder / f"{checkpoints.PREFIX}{step}"):
+            self._save_checkpoint(self.tuned, None)
+        saved = checkpoints.found(self.run_folder)
+        raise self.guards.stop(step + 1, str(saved[0]) if saved else None)
+
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
+        base: Any = super()
+        norm = base._get_grad_norm(model, grad_norm=grad_norm)
+        value = None if norm is None else float(norm)
+        self.guards.gradient(value)
+        if self.accelerator.scaler is not None:
+            self.guards.scale(self.accelerator.scaler.get_scale(), value is not None and not math.isfinite(value))
+        if self.guards.problem is not None:
+            # Gradients are summed over the processes, so that all of them come here together.
+            self._stop()
+        return norm
+
+    # Evaluation
+
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """Return the loss on the validation questions and, where it decides something, the exam accuracy."""
+        started = time.monotonic()
+        self.tuned.eval()
+        with evaluation.random_state_kept():
+            metrics = {f"{metric_key_prefix}_loss": evaluation.loss(self)}
+            if "exam_accuracy" in str(self.args.metric_for_best_model):
+                metrics[f"{metric_key_prefix}_exam_accuracy"] = evaluation.exam_accuracy(self)
+        metrics[f"{metric_key_prefix}_runtime"] = round(time.monotonic() - started, 3)
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics

@@ -1,7 +1,6 @@
 """The shipped sample: readable by the project's own readers, balanced, without a question in two splits."""
 
 import csv
-import json
 from collections import Counter
 from pathlib import Path
 
@@ -111,9 +110,12 @@ def test_explanations_call_the_answer_right(questions: dict[str, list[Question]]
         assert not any(f"{letter}错" in text for letter in question.answer or ""), question.id
 
 
+def test_test_split_reads_without_its_answers() -> None:
+    assert [question.answer for question in cmb.read([SAMPLE / "cmb/test.json"])] == [None] * 18
+
+
 def test_clinical_cases_have_three_questions_each() -> None:
-    cases = json.loads((SAMPLE / "cmb/clin.json").read_text(encoding="utf-8"))
-    assert [len(case["QA_pairs"]) for case in cases] == [3, 3]
+    assert [len(case.qa) for case in cmb.read_clin(SAMPLE / "cmb/clin.json")] == [3, 3]
 
 
 def runs(text: str, length: int = 16) -> set[str]:

@@ -1,6 +1,6 @@
-"""What all decoders share: training rows, batches (padded or packed) and answering; a family brings its `Codec`."""
+"""What all decoders share: training rows and batches (padded or packed); a family brings its `Codec`."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,10 +8,10 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from cmexam_tune import features
-from cmexam_tune.config import Config, PromptConfig
+from cmexam_tune.config import PromptConfig
 from cmexam_tune.families import Loaded
 from cmexam_tune.features import IGNORE_INDEX, Encoded, Ids
-from cmexam_tune.schema import Prediction, Question
+from cmexam_tune.schema import Question
 
 
 @dataclass(frozen=True)
@@ -65,18 +65,3 @@ def collate(loaded: Loaded, groups: Sequence[Sequence[Mapping[str, Any]]]) -> di
         positions[i, start:] = torch.arange(width - start)
     extra = {"position_ids": positions} if packed else {"attention_mask": mask}
     return {"input_ids": ids, "labels": labels, **extra}
-
-
-def answer(codec: Codec, loaded: Loaded, questions: Sequence[Question], config: Config) -> Iterator[Prediction]:
-    """Yield a prediction for each question, longest prompts first, in the way that `generation.mode` names."""
-    from cmexam_tune.families import _decode
-
-    return _decode.answer(codec, loaded, questions, config)
-
-
-def padded_left(rows: Sequence[Ids], pad: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return `input_ids` and `attention_mask` [b, s] with the padding on the left."""
-    width = max(len(row) for row in rows)
-    ids = [[pad] * (width - len(row)) + row for row in rows]
-    mask = [[0] * (width - len(row)) + [1] * len(row) for row in rows]
-    return torch.tensor(ids, device=device), torch.tensor(mask, device=device)

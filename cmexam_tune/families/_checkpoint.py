@@ -105,7 +105,8 @@ def read_weights(
     name = model.model_name_or_path
     verbosity = logging.get_verbosity()
     # Its report of missing weights is replaced by the check below.
-    logging.set_verbosity_error()
+    quiet: Any = logging
+    quiet.set_verbosity_error()
     try:
         loaded, info = auto.from_pretrained(
             location(model),

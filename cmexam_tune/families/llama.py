@@ -12,7 +12,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from cmexam_tune import prompts
 from cmexam_tune.config import Config, ModelConfig, PromptConfig
 from cmexam_tune.errors import ConfigError, UserError
-from cmexam_tune.families import Loaded, _causal, _checkpoint
+from cmexam_tune.families import Loaded, _causal, _checkpoint, _decode
 from cmexam_tune.features import Encoded, Ids
 from cmexam_tune.schema import Prediction, Question
 
@@ -113,4 +113,4 @@ def collate(loaded: Loaded, groups: Sequence[Sequence[Mapping[str, Any]]]) -> di
 
 def answer(loaded: Loaded, questions: Sequence[Question], config: Config) -> Iterator[Prediction]:
     """Yield one prediction for each question; see `_decode.answer`."""
-    return _causal.answer(codec, loaded, questions, config)
+    return _decode.answer(codec, loaded, questions, config)

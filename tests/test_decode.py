@@ -1,0 +1,226 @@
+"""Three ways to answer: witnesses are transformers' own generate and plain forward passes without a cache."""
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from modelkit import make_config, question, questions
+
+from cmexam_tune import prompts, variants
+from cmexam_tune.config import Config
+from cmexam_tune.errors import ConfigError
+from cmexam_tune.families import Loaded, _decode, _legal, llama
+from cmexam_tune.schema import Question
+
+MODES = ("generate", "constrained", "likelihood")
+
+
+def tuned(method: str) -> tuple[Loaded, Config]:
+    """A model with random tuned weights large enough to change answers."""
+    settings = {
+        "none": {"method": "full"},
+        "lora": {"method": "lora", "r": 4, "lora_alpha": 8, "lora_dropout": 0.0},
+        "ptuning": {"method": "ptuning", "num_virtual_tokens": 5},
+    }[method]
+    config = make_config(tuning=settings, prompt__max_target_length=8)
+    loaded = llama.load(config.model)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in loaded.model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+        if method != "none":
+            model = variants.load("tuning", method).attach(loaded.model, llama, config.tuning.settings)
+            for parameter in model.parameters():
+                if parameter.requires_grad:
+                    parameter.add_(torch.randn_like(parameter) * 0.2)
+            loaded = Loaded(model, loaded.tokenizer)
+    loaded.model.eval()
+    return loaded, config
+
+
+@pytest.fixture(scope="module", params=["none", "lora", "ptuning"])
+def model(request: pytest.FixtureRequest) -> tuple[Loaded, Config]:
+    return tuned(request.param)
+
+
+def set_generation(config: Config, **changes: object) -> Config:
+    return replace(config, generation=replace(config.generation, **changes))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_batch_size_changes_no_answer(model: tuple[Loaded, Config], mode: str) -> None:
+    loaded, config = model
+    asked = questions(9)
+    found = []
+    for size in (1, 4, 9):
+        answers = list(llama.answer(loaded, asked, set_generation(config, mode=mode, batch_size=size)))
+        assert sorted(p.question_id for p in answers) == sorted(q.id for q in asked)
+        found.append({p.question_id: p for p in answers})
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("style", ["answer", "answer_text", "cmb_answer"])
+@pytest.mark.parametrize("sets", ["single", "multiple"])
+def test_likelihood_is_the_sum_of_token_log_probabilities(model: tuple[Loaded, Config], style: str, sets: str) -> None:
+    loaded, config = model
+    config = replace(set_generation(config, answer_sets=sets, batch_size=3), prompt=replace(config.prompt, style=style))
+    some = questions(4) if sets == "single" else questions(2)
+    asked = _decode.ask(llama.codec, loaded, some, config)
+    for item, scores in _decode.likelihoods(llama.codec, loaded, asked, config):
+        legal = _decode.legal_answers(llama.codec, loaded, item.question, config)
+        assert set(scores) == set(legal) == set(_legal.letter_sets(item.question, config))
+        for letters, ids in legal.items():
+            with torch.no_grad():
+                logits = loaded.model(input_ids=torch.tensor([item.ids + ids])).logits[0]
+            logs = torch.log_softmax(logits.float(), -1)
+            plain = sum(float(logs[len(item.ids) + i - 1, token]) for i, token in enumerate(ids))
+            assert scores[letters] == pytest.approx(plain, abs=1e-4), letters
+
+
+def test_constrained_single_agrees_with_likelihood(model: tuple[Loaded, Config]) -> None:
+    loaded, config = model
+    asked = questions(12)
+    results = [
+        {
+            p.question_id: p.answer
+            for p in llama.answer(loaded, asked, set_generation(config, mode=m, answer_sets="single"))
+        }
+        for m in ("constrained", "likelihood")
+    ]
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("mode", ["constrained", "likelihood"])
+@pytest.mark.parametrize("sets", ["kind", "single", "multiple"])
+@pytest.mark.parametrize("normalised", [False, True])
+def test_only_legal_answers(model: tuple[Loaded, Config], mode: str, sets: str, normalised: bool) -> None:
+    loaded, config = model
+    config = set_generation(
+        config, mode=mode, answer_sets=sets, length_normalization=normalised, prior_normalization=normalised
+    )
+    asked = {q.id: q for q in questions(5)}
+    for prediction in llama.answer(loaded, list(asked.values()), config):
+        q = asked[prediction.question_id]
+        assert prediction.answer in _legal.letter_sets(q, config)
+        assert prediction.text == prompts.answer_head(q, prediction.answer or "", "answer")
+        from cmexam_tune import answers
+
+        assert answers.parse(prediction.text, q) == prediction.answer
+
+
+def test_constrained_takes_the_best_legal_token_at_each_step(model: tuple[Loaded, Config]) -> None:
+    """Witness: transformers' generate under prefix_allowed_tokens_fn."""
+    loaded, config = model
+    config = set_generation(config, mode="constrained", answer_sets="multiple")
+    for q in questions(3):
+        (item,) = _decode.ask(llama.codec, loaded, [q], config)
+        legal = list(_decode.legal_answers(llama.codec, loaded, q, config).values())
+        start = len(item.ids)
+
+        def allowed(_: int, ids: torch.Tensor) -> list[int]:
+            done = ids[start:].tolist()
+            return [row[len(done)] for row in legal if row[: len(done)] == done and len(row) > len(done)]
+
+        with torch.no_grad():
+            out = loaded.model.generate(
+                input_ids=torch.tensor([item.ids]),
+                attention_mask=torch.ones(1, start, dtype=torch.long),
+                prefix_allowed_tokens_fn=allowed,
+                max_new_tokens=20,
+                do_sample=False,
+            )
+        (prediction,) = llama.answer(loaded, [q], config)
+        assert loaded.tokenizer.decode(out[0, start:], skip_special_tokens=True) == prediction.text
+
+
+def test_generate_is_greedy_and_equals_a_loop_without_cache(model: tuple[Loaded, Config]) -> None:
+    loaded, config = model
+    for q in questions(3):
+        (item,) = _decode.ask(llama.codec, loaded, [q], config)
+        ids = list(item.ids)
+        for _ in range(8):
+            with torch.no_grad():
+                token = int(loaded.model(input_ids=torch.tensor([ids])).logits[0, -1].argmax())
+            ids.append(token)
+            if token == loaded.tokenizer.eos_token_id:
+                break
+        (prediction,) = llama.answer(loaded, [q], config)
+        assert prediction.text == loaded.tokenizer.decode(ids[len(item.ids) :], skip_special_tokens=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sets", "count"),
+    [
+        ("single", "kind", 5),
+        (None, "kind", 5),
+        ("multiple", "kind", 31),
+        (None, "multiple", 31),
+        ("multiple", "single", 5),
+    ],
+)
+def test_letter_sets(kind: str | None, sets: str, count: int) -> None:
+    config = set_generation(make_config(), answer_sets=sets)
+    found = _legal.letter_sets(question(1, kind=kind), config)
+    assert len(found) == len(set(found)) == count
+    assert all(letters == "".join(sorted(set(letters))) for letters in found)
+
+
+def test_a_letter_that_starts_others_is_ended() -> None:
+    """Without an end A would always win over AC."""
+    config = set_generation(make_config(), answer_sets="multiple")
+    loaded = llama.load(config.model)
+    legal = _decode.legal_answers(llama.codec, loaded, question(1), config)
+    for one, other in itertools.permutations(legal.values(), 2):
+        assert other[: len(one)] != one
+    assert all(row[-1] == loaded.tokenizer.eos_token_id for row in legal.values())
+
+
+def test_prior_normalisation_takes_off_what_a_blank_question_gives(model: tuple[Loaded, Config]) -> None:
+    loaded, config = model
+    config = set_generation(config, mode="likelihood", prior_normalization=True)
+    q = question(3)
+    blank = replace(q, stem="…", options=dict.fromkeys(q.options, "…"))
+
+    def scores(which: Question) -> dict[str, float]:
+        ((_, found),) = _decode.likelihoods(
+            llama.codec, loaded, _decode.ask(llama.codec, loaded, [which], config), config
+        )
+        return found
+
+    mine, prior = scores(q), scores(blank)
+    (prediction,) = llama.answer(loaded, [q], config)
+    assert prediction.answer == max(mine, key=lambda letters: mine[letters] - prior[letters])
+
+
+def test_styles_without_letters_are_refused() -> None:
+    config = set_generation(make_config(prompt__style="open"), mode="likelihood")
+    with pytest.raises(ConfigError, match="letters"):
+        list(llama.answer(llama.load(config.model), questions(1), config))
+
+
+@pytest.mark.parametrize("arguments", [{"num_return_sequences": 2, "do_sample": True}])
+def test_unusable_generation_settings(arguments: dict[str, object]) -> None:
+    config = set_generation(make_config(), arguments=arguments)
+    with pytest.raises(ConfigError, match="generation"):
+        list(llama.answer(llama.load(config.model), questions(1), config))
+
+
+def test_stop_strings_of_the_template_end_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded, config = tuned("none")
+    (free,) = llama.answer(loaded, [question(1)], config)
+    assert len(free.text) > 2
+    from cmexam_tune import wrappers
+
+    stop = free.text[2]
+    monkeypatch.setitem(wrappers.TEMPLATES, "none", replace(wrappers.template("none"), stop=(stop,)))
+    (cut,) = llama.answer(loaded, [question(1)], replace(config, prompt=replace(config.prompt, template="none")))
+    assert cut.text == free.text[: free.text.find(stop)]
+
+
+def test_a_question_over_the_limit_is_still_asked() -> None:
+    loaded, config = tuned("none")
+    config = replace(config, prompt=replace(config.prompt, max_source_length=5))
+    assert len(list(llama.answer(loaded, questions(3), config))) == 3
+    assert Path(config.model.model_name_or_path).is_dir()

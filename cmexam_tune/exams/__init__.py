@@ -1,6 +1,6 @@
 """Exams, one file each: the file's name is what `cmexam-tune preprocess` takes."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -17,6 +17,8 @@ class RowReport:
     action: Literal["dropped", "repaired"]
     reason: str
     """A short fixed phrase, counted in the preprocess report: `no answer`, `options in one line`, ..."""
+    item: Mapping[str, str] | None = None
+    """stem, answer and explanation of a dropped row as far as they could be read; the paper's statistics count it."""
 
 
 class Exam(Protocol):

@@ -1,21 +1,269 @@
-"""Reading an answer from what a model wrote."""
+"""Reading an answer from what a model wrote: one pure function, and the rules it tries in order.
+
+The rules go from what can hardly be meant otherwise to what takes more reading; the first that applies decides, also
+where it decides that nothing can be read. Precision comes first: an output that a careful reader could take for two
+answers is unreadable. How well they do is measured on a labelled table: benchmarks/answers.py.
+"""
 
 import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
 
+from cmexam_tune._answer_text import EXPLANATION_KEYS, drop_option_texts, final_part, json_field, plain
 from cmexam_tune.schema import Question, letters
+
+# Letters, one or several with what people write between them; not a part of a word such as CT, HBsAg or B12.
+_JOIN = r"[^\S\n]*(?:(?:[、,;/+&和与及]|以及)[^\S\n]*(?:选项)?\(?)?"
+_GROUP = rf"(?:选项)?[\s(]*(?<![A-Za-z0-9])([A-Z](?:{_JOIN}[A-Z])*|[a-j](?:[、,;/+&和与及]?[a-j])*)(?![A-Za-z0-9])\)?"
+# A Chinese word right after the letters must be one that can follow an answer: "B超", "A型", "C反应蛋白" are words.
+_AFTER = (
+    r"(?=$|[^一-鿿]|选项|[两三四五各]?项|是|为|均|都|正确|错|对|的|吧|而|不|因"
+    r"|由于|理由|其|最|符合|这|或|还是|吗|呢)"
+)
+_NEGATED = re.compile(
+    r"(?:[不没别勿未非]|排除|除外?|无法)(?:能|应该?|该|要|可以?|宜|会|可能|考虑|再|选择?|是|为|能是)*$"
+)
+_DOUBTED = re.compile(r"\s*(?:选项|项)?\s*(?:或者?|还是|吗|呢|\?)")
+_MAY_BE = re.compile(r"(?:或许|也许|可能)(?:应该)?(?:是|为|选)?$")
+
+_ANSWER = (
+    r"(?:答\s*案\s*\)?|(?<![解问])答(?=\s*:)|结论(?=\s*:))"
+    r"\s*(?:应该|应当|应|可能|就|只能)?\s*(?:是|为|选择?|包括|有)?[\s:,]*"
+)
+_ENGLISH = r"(?i:\b(?:answer|option|choice)\b\s*(?:is|:|=)?|\b(?:choose|select|pick)\b)[\s:]*(?:(?i:option)\s*)?"
+_CHOOSE = r"选(?:择|定)?(?!项)\s*:?\s*"
+_IS = r"的?(?:选项|选择|说法|叙述|描述|一项)?(?:应该?|就)?(?:是|为|有|包括|:)\s*"
+_RIGHT = rf"(?:正确|合适|恰当|适当|准确|合理|最佳|符合题意|最符合|题意){_IS}"
+_WRONG = rf"(?:错误|不正确|不对|不恰当|不符合|不属于|不包括|有误){_IS}"
+_WEAK = r"(?:是|为|考虑)\s*:?\s*"
+
+_FILLER = r"(?:选项|[两三四五]项|项|的|说法|均|都|也|才|是|为|最|只有|[\s:])*"
+_JUDGED = re.compile(
+    rf"{_GROUP}{_FILLER}"
+    r"(?:(?P<right>正确|对(?![于照比症应抗着])|符合题意|佳|√)|(?P<wrong>错|不正确|不对|不符合|有误|×))"
+)
+_ASKS_WRONG = re.compile(
+    "错误|不正确|不对|不属于|不包括|不符合|不恰当|不是|不应|不会|不宜|除外|除.{0,12}外|例外|有误|无关|禁忌"
+)
+_MAY_ASK_WRONG = re.compile("不(?!良|足|全|同|稳|孕|育|适)|[非除无未错误]|最小|最低|例外")
+_CLAUSES = re.compile("[。，,;；?？]")
+_MARKED = re.compile(
+    rf"{_GROUP}(?:对|错误?|正确)?[,]?\s*(?:故|因此)?(?:为|是)?(?:本题|该题)的?(?:正确|最佳)?(?:答案|选项)"
+)
+_REFUSAL = re.compile(
+    r"抱歉|对不起|无法(?:判断|回答|作答|确定|给出|选择)|不能(?:回答|确定|判断)|不知道|不确定|不详|没有正确"
+    r"|人工智能|语言模型|(?i:cannot|can't|unable to|as an ai)"
+)
+_LETTER_FIRST = r"[(（\[【*]*[A-Za-zＡ-Ｚ](?![A-Za-z0-9一-鿿])[^。，,\n]*"
+_FIRST_SENTENCE = re.compile(
+    rf"^\s*(?:[【\[*(（]*(?:正确|参考|标准|最终)?答\s*案[^。\n]*|{_LETTER_FIRST})(?:[。，,\n]|$)"
+)
+_MARKER = re.compile(
+    r"(?:答案)?(?:解释|解析|分析|理由|explanation)\s*[】\]）)]?\s*[:：]|[【\[](?:解释|解析|分析)[】\]]", re.I
+)
+
+
+@dataclass(frozen=True)
+class _Output:
+    """An output with what the rules need to know of its question."""
+
+    text: str
+    """Normalised, option texts after their own letter removed."""
+    words: str
+    """Normalised, complete."""
+    lists_options: bool
+    options: dict[str, str]
+    stem: str
+
+    @property
+    def asks_wrong(self) -> bool:
+        """Whether the question asks for what is wrong."""
+        return bool(_ASKS_WRONG.search(self.stem))
+
+    def value(self, group: str) -> str | None:
+        """Return the letters of a group, None where one is not offered or the case is mixed."""
+        found = letters("".join(re.findall("[A-Za-z]", group)))
+        return found if found and all(letter in self.options for letter in found) else None
+
+
+_Decision = str | None | Literal["next"]
+"""The answer, None for unreadable, or "next" where a rule has nothing to say."""
 
 
 def parse(text: str, question: Question) -> str | None:
-    """Return the letters that an output answers with, sorted and distinct, or None where it cannot be read."""
-    found = re.findall(r"答案[:：是为\s]*([A-J]+)(?![A-Za-z])|^\s*([A-J]+)\s*[.。]?\s*$", text)
-    for group in reversed(found):
-        answer = letters("".join(group))
-        if all(letter in question.options for letter in answer):
-            return answer
+    """Return the letters that an output answers with, sorted and distinct, or None where it cannot be read.
+
+    Args:
+        text: What the model wrote.
+        question: Only letters that it offers are answers; its option texts are read too, and its stem tells whether
+            "A 错误" speaks for or against A.
+    """
+    words = plain(final_part(text))
+    options = {letter: plain(option).strip() for letter, option in question.options.items()}
+    short, lists_options = drop_option_texts(words, options)
+    output = _Output(short, words, lists_options, options, question.stem)
+    for rule in RULES:
+        decision = rule(output)
+        if decision != "next":
+            return decision
     return None
 
 
+def _is_option(output: _Output) -> _Decision:
+    """Take an output that is one option's text: "B超" and "HBsAg" are no letters."""
+    core = output.words.strip(" \n。.,、;:")
+    same = [letter for letter, option in output.options.items() if option and option == core]
+    return same[0] if len(same) == 1 else "next"
+
+
+def _bare(output: _Output) -> _Decision:
+    """Take an output of nothing but letters: "B", "(D)", "A、C", "选项E", "A 咳嗽<newline>C 胸痛"."""
+    one_line = re.sub(r"\s*\n\s*", " ", output.text.strip())
+    match = re.fullmatch(rf"(?:选项)?[\s:(]*{_GROUP}[\s.。,、:;)]*", one_line)
+    if not match or output.lists_options:
+        return "next"
+    return output.value(match[1])
+
+
+def _answer_first(output: _Output) -> _Decision:
+    """Take "答案: B. <newline> 解释: ..." by its first letters: so the prompts ask, the rest is comment."""
+    head = re.match(rf"[\s(]*(?:正确|参考|标准|最终)?(?:{_ANSWER}|{_ENGLISH}){_GROUP}{_AFTER}", output.text)
+    if not head or _DOUBTED.match(output.text, head.end()):
+        return "next"
+    marker = _MARKER.search(output.text, head.end())
+    return output.value(head[1]) if marker and marker.start() - head.end() <= 60 else "next"
+
+
+def _stated(output: _Output) -> _Decision:
+    """Take the last statement of an answer: a chain of thought changes its mind, and ends with what it means."""
+    cues = [_ANSWER, _ENGLISH, _CHOOSE, _WRONG if output.asks_wrong else _RIGHT]
+    found = list(_statements(output, rf"(?:{'|'.join(cues)})"))
+    marked = [(match.start(), output.value(match[1]) or "") for match in _MARKED.finditer(output.text)]
+    found += [(at, letters("".join(group for _, group in marked))) for at, _ in marked]
+    if not output.lists_options:
+        found += list(_statements(output, r"(?m:^)\s*(?:选项)?", r"\s*[.。]?\s*(?m:$)"))
+    return max(found)[1] or None if found else "next"
+
+
+def _statements(output: _Output, cue: str, after: str = "") -> Iterator[tuple[int, str]]:
+    """Yield (position, letters) of letters behind a cue, "" where they are in doubt or not offered."""
+    for match in re.finditer(rf"(?P<cue>{cue}){_GROUP}{_AFTER}{after}", output.text):
+        if _NEGATED.search(output.text, max(0, match.start() - 8), match.start()):
+            continue
+        group = match[2]
+        if output.value(group) is None and any(group in option for option in output.options.values()):
+            continue  # "答案：CT" names an option, not letters
+        if re.match(r"\s*(?:[对错]|不)", output.text[match.end() :]):
+            continue  # "不作首选（B错）" judges, see `_judged`
+        # "The answer is a common drug": a lower-case letter must end its clause.
+        if group.islower() and not re.match(r"\s*(?:$|[^\sA-Za-z一-鿿])", output.text[match.end() :]):
+            continue
+        doubted = _DOUBTED.match(output.text, match.end())
+        yield match.start(2), "" if doubted else output.value(group) or ""
+
+
+def _refused(output: _Output) -> _Decision:
+    """Leave refusals unread, whatever letters and options they mention."""
+    return None if _REFUSAL.search(output.text) else "next"
+
+
+def _judged(output: _Output) -> _Decision:
+    """Take the options called right ("A错误，B正确", "（B对）"); where the question asks for the wrong one, that one.
+
+    Whether a stem asks so cannot always be told, and writers differ in what they call right then: the one option that
+    is judged unlike several others is meant.
+    """
+    called: dict[str, set[str]] = {"right": set(), "wrong": set()}
+    for match in _JUDGED.finditer(output.text):
+        negated = _NEGATED.search(output.text, max(0, match.start() - 8), match.start())
+        if (group := output.value(match[1])) and not negated:
+            called[match.lastgroup or ""].update(group)
+    right, wrong = called["right"], called["wrong"]
+    if not right and not wrong:
+        return "next"
+    chosen = right
+    if _MAY_ASK_WRONG.search([clause for clause in _CLAUSES.split(output.stem) if clause.strip()][-1]):
+        if len(wrong) == 1 and (len(right) > 1 or (output.asks_wrong and not right)):
+            chosen = wrong
+        elif not (len(right) == 1 and len(wrong) > 1) and output.asks_wrong:
+            return None
+    return None if right & wrong else letters("".join(chosen)) or None
+
+
+def _leading(output: _Output) -> _Decision:
+    """Take letters that open the output: "B。因为...", "C，患者...", "A 青霉素"; not "E. coli" or "A、B 都有可能"."""
+    match = re.match(rf"\s*{_GROUP}(?=\s*[.。:,\n(]|\s+|$)(?![.\s]*[a-z])", output.text)
+    if not match or output.lists_options or match[1].islower() or _DOUBTED.match(output.text, match.end()):
+        return "next"
+    return output.value(match[1]) or "next"
+
+
+def _weak(output: _Output) -> _Decision:
+    """Take letters that end a clause after 是, 为 or 考虑: "我认为是E", "应为D。"; two different ones are none."""
+    found = [
+        (at, group)
+        for at, group in _statements(output, _WEAK, r"(?=\s*(?:$|[。.,;!\n)]|选项|项))")
+        if not _MAY_BE.search(output.text[max(0, at - 8) : at].rstrip(" (:"))
+    ]
+    return "next" if not found else found[-1][1] or None
+
+
+def _option_text(output: _Output) -> _Decision:
+    """Take option texts written without a letter: as the answer, as all there is, or as the one that is recommended."""
+    stated = re.findall(r"(?:答\s*案|正确选项)\)?\s*(?:应该|应)?\s*(?:是|为|:)[\s:]*([^。\n]+)", output.words)
+    for segment in (*stated[-1:], output.words):
+        found, rest = _mentions(output, segment)
+        if found and not rest.strip(" \n。.,、;:!()和与及以"):
+            return letters("".join(found))
+    found, _ = _mentions(output, output.words, longer_than=1)
+    if len(set(found)) != 1 or len(output.words) > _SHORT:
+        return "next"
+    before = output.words[: output.words.find(output.options[found[0]])]
+    recommended = re.search(r"(?:选|用|考虑|诊断|是|为|补充|做|行|应该?|:)[^。,;不]{0,3}$", before)
+    return found[0] if recommended and not re.search(r"[不无未非]|避免|禁", before[-8:]) else "next"
+
+
+_SHORT = 40
+
+
+def _mentions(output: _Output, segment: str, longer_than: int = 0) -> tuple[list[str], str]:
+    """Return the options whose texts occur, longest first so that none is found inside another, and what remains."""
+    found = []
+    for letter, option in sorted(output.options.items(), key=lambda item: -len(item[1])):
+        if len(option) <= longer_than or option not in segment or list(output.options.values()).count(option) > 1:
+            continue
+        edges = (r"(?<![A-Za-z0-9])" if option[0].isascii() else "", r"(?![A-Za-z0-9])" if option[-1].isascii() else "")
+        segment, count = re.subn(re.escape(option).join(edges), " ", segment)
+        found += [letter] * (count > 0)
+    return found, segment
+
+
+RULES: tuple[Callable[[_Output], _Decision], ...] = (
+    _is_option,
+    _bare,
+    _answer_first,
+    _stated,
+    _refused,
+    _judged,
+    _leading,
+    _weak,
+    _option_text,
+)
+
+
 def split_explanation(text: str) -> str | None:
-    """Return the explanation in an output, or None where it holds none."""
-    marker = re.search(r"(?:解释|解析)\s*[:：]", text)
-    return (text[marker.end() :] if marker else text).strip() or None
+    """Return the explanation in an output, or None where it holds none.
+
+    It is what follows 解释, 解析, ... and a colon, up to a line that states the answer; without such a mark, everything
+    but an answer in the first sentence.
+    """
+    text = final_part(text)
+    field = json_field(text, EXPLANATION_KEYS)
+    if isinstance(field, str):
+        return field.strip() or None
+    marker = _MARKER.search(text)
+    if marker:
+        body = re.split(r"\n\s*[【\[*]*(?:正确|最终)?答案[】\]*]*\s*[:：是为]", text[marker.end() :])[0]
+        return body.strip(" *\n\t") or None
+    return _FIRST_SENTENCE.sub("", text, count=1).strip() or None

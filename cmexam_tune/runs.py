@@ -178,8 +178,11 @@ def begin(run: Run, device: str, processes: int) -> None:
     )
 
 
-def card(settings: Config, tokenizer_hash: str) -> dict[str, Any]:
-    """Return what an adapter must be used with; stored beside it and checked when it is loaded."""
+def card(settings: Config, tokenizer_hash: str, labels: Mapping[Any, str] | None = None) -> dict[str, Any]:
+    """Return what an adapter must be used with; stored beside it and checked when it is loaded.
+
+    `labels` are the outputs of a classification head, which nothing else in an adapter names.
+    """
     return {
         "family": settings.model.family,
         "method": settings.tuning.method,
@@ -190,6 +193,7 @@ def card(settings: Config, tokenizer_hash: str) -> dict[str, Any]:
         "style": settings.prompt.style,
         "num_virtual_tokens": dataclasses.asdict(settings.tuning.settings).get("num_virtual_tokens"),
         "tokenizer": tokenizer_hash,
+        "labels": labels,
     }
 
 
@@ -216,6 +220,9 @@ def load(folder: str | Path, overrides: Sequence[str] = ()) -> tuple[Config, Loa
         source = dataclasses.replace(
             source, model_name_or_path=str(run.adapter), adapter_name_or_path=None, revision=None
         )
+    stored = json.loads((run.adapter / CARD).read_text(encoding="utf-8"))
+    if stored.get("labels") and not method.standalone:
+        source = dataclasses.replace(source, config={**source.config, "id2label": stored["labels"]})
     model: Any
     model, tokenizer = family.load(source)
     _check_card(run, tokenizer)

@@ -51,3 +51,10 @@ class Family(Protocol):
 
     def answer(self, loaded: Loaded, questions: Sequence[Question], config: Config) -> Iterator[Prediction]:
         """Yield one prediction for each question, in an order of the family's choice."""
+
+
+class Classifier(Family, Protocol):
+    """What a family whose task is `classify` provides beside that."""
+
+    def loss(self, model: "torch.nn.Module", batch: "Mapping[str, torch.Tensor]") -> "torch.Tensor":
+        """Return the mean loss over the questions of a batch; `model` may be wrapped for training."""

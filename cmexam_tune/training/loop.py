@@ -147,7 +147,8 @@ def _finish(run: runs.Run, trainer: ExamTrainer, method: Method, metrics: dict[s
         metrics["best_metric"] = trainer.state.best_metric
     metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
     if args.process_index == 0:
-        facts = runs.card(run.config, encoding.tokenizer_hash(trainer.loaded.tokenizer))
+        labels = trainer.loaded.model.config.id2label if trainer.family.task == "classify" else None
+        facts = runs.card(run.config, encoding.tokenizer_hash(trainer.loaded.tokenizer), labels)
         selfcheck.save_and_verify(run, trainer, method, weights, facts)
         runs.write_json(run.path / runs.METRICS, metrics)
         trainer.state.save_to_json(str(run.path / f".{runs.STATE}"))

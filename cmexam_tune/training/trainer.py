@@ -3,14 +3,14 @@
 import contextlib
 import math
 import time
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 from transformers import TrainingArguments
 
 from cmexam_tune.config import Config
-from cmexam_tune.families import Family, Loaded
+from cmexam_tune.families import Classifier, Family, Loaded
 from cmexam_tune.training import checkpoints, evaluation, guards, logits, processes
 from cmexam_tune.training.batches import Batch, StepLoader
 from cmexam_tune.training.data import Data
@@ -106,7 +106,8 @@ class ExamTrainer(SafeTrainer):
         """
         weight, items = share
         if self.label_logits is None:
-            loss: torch.Tensor = model(**inputs)["loss"]
+            classifier = cast(Classifier, self.family)
+            loss: torch.Tensor = classifier.loss(model, inputs)
             return loss * (weight / max(items, 1))
         labels = inputs.pop("labels")
         scores, targets = self.label_logits(model, inputs, labels)

@@ -1,0 +1,163 @@
+"""Table 2 of the CMExam paper for any question files.
+
+The paper's 'tokens' are characters, its vocabulary is the set of characters of questions and explanations together,
+a missing answer or explanation has length 0, quartiles are interpolated linearly, and rows that preprocessing had to
+drop are counted. Those rows are not in a questions file: they are read from the `<stem>.report.json` beside it,
+provided that it was written together with that questions file (checked by its SHA-256).
+"""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cmexam_tune import cli, jsonl
+from cmexam_tune.errors import DataError, UserError
+from cmexam_tune.files import sha256
+from cmexam_tune.schema import Question
+
+FIELDS = ("question", "answer", "explanation")
+_SUFFIX = ".questions.jsonl"
+
+EPILOG = """Lengths are in characters; Vocab counts the distinct characters of questions and explanations together.
+As in the paper every row of the exam file counts. Rows that preprocess dropped (a question without an answer, say)
+are not among the questions, so they are read from DIR/<stem>.report.json beside DIR/<stem>.questions.jsonl; without
+that report only the questions in the file are counted. A line on standard error says which rows were added.
+
+example:
+  cmexam-tune preprocess cmexam --input data/train.csv data/val.csv --out data/cmexam
+  cmexam-tune stats --questions data/cmexam/train.questions.jsonl data/cmexam/val.questions.jsonl
+"""
+
+
+class Tally:
+    """Lengths and characters of the questions seen so far; adding two tallies gives that of their union."""
+
+    def __init__(self) -> None:
+        self.vocabulary: set[str] = set()
+        self.lengths: dict[str, Counter[int]] = {field: Counter() for field in FIELDS}
+
+    def add(self, stem: str, answer: str | None, explanation: str | None) -> None:
+        """Count one question."""
+        self.vocabulary.update(stem, explanation or "")
+        for field, text in zip(FIELDS, (stem, answer, explanation), strict=True):
+            self.lengths[field][len(text or "")] += 1
+
+    def update(self, other: "Tally") -> None:
+        """Count everything that `other` has counted."""
+        self.vocabulary |= other.vocabulary
+        for field in FIELDS:
+            self.lengths[field].update(other.lengths[field])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the numbers of the paper's Table 2."""
+        rows: dict[str, Any] = {"questions": self.lengths["question"].total(), "vocabulary": len(self.vocabulary)}
+        for field, lengths in self.lengths.items():
+            rows[field] = {
+                "max": max(lengths),
+                "mean": sum(length * count for length, count in lengths.items()) / lengths.total(),
+                "median": quantile(lengths, 0.5),
+                "q1": quantile(lengths, 0.25),
+                "q3": quantile(lengths, 0.75),
+            }
+        return rows
+
+
+def quantile(lengths: Counter[int], share: float) -> float:
+    """Return the quantile of a histogram by linear interpolation between neighbours (numpy's default)."""
+    place = (lengths.total() - 1) * share
+    low, seen = int(place), 0
+    below: int | None = None
+    for length, count in sorted(lengths.items()):
+        seen += count
+        if below is None and seen > low:
+            below = length
+        if below is not None and seen > min(low + 1, lengths.total() - 1):
+            return below + (length - below) * (place - low)
+    raise ValueError("a quantile needs at least one value")
+
+
+def stats(questions: Sequence[str | Path]) -> dict[str, dict[str, Any]]:
+    """Return the numbers of Table 2 for each questions file, and for all together under `Total` if there are several.
+
+    Returns:
+        Name of the file without `.questions.jsonl` -> `questions`, `vocabulary`, and for each of question, answer
+        and explanation `max`, `mean`, `median`, `q1`, `q3` of its length in characters; `dropped_rows` says how many
+        rows were added from the preprocess report.
+
+    Raises:
+        UserError: a file is missing or empty, or two have the same name.
+        DataError: a line is not a question, or a broken report lies beside the file.
+    """
+    table: dict[str, dict[str, Any]] = {}
+    total, added_in_all = Tally(), 0
+    for path in map(Path, questions):
+        name = path.name.removesuffix(_SUFFIX)
+        if name in table:
+            raise UserError(f"{path}: a second file called {name!r}. Each file is one column, named by it.")
+        tally = Tally()
+        for question in jsonl.read(path, Question):
+            tally.add(question.stem, question.answer, question.explanation)
+        added = _add_dropped(path, tally)
+        table[name] = {**tally.to_dict(), "dropped_rows": added}
+        total.update(tally)
+        added_in_all += added
+    if len(table) > 1:
+        table["Total"] = {**total.to_dict(), "dropped_rows": added_in_all}
+    return table
+
+
+def _add_dropped(path: Path, tally: Tally) -> int:
+    """Add the rows that preprocess dropped from the exam file of `path`; return how many."""
+    beside = path.with_name(path.name.removesuffix(_SUFFIX) + ".report.json")
+    if not path.name.endswith(_SUFFIX) or not beside.exists():
+        return 0
+    try:
+        report = json.loads(beside.read_text(encoding="utf-8"))
+        items = [(row["stem"], row["answer"], row["explanation"]) for row in report["dropped_items"] if row["stem"]]
+        if report["questions_sha256"] != sha256(path):
+            cli.note(f"{beside}: belongs to another version of {path.name}, not used.")
+            return 0
+    except (ValueError, KeyError, TypeError):
+        raise DataError(f"{beside}: not a report of preprocess. Run preprocess again, or move it away.") from None
+    for item in items:
+        tally.add(*item)
+    if items:
+        cli.note(f"{path}: {len(items):,} dropped row(s) of the exam file added, from {beside.name}.")
+    return len(items)
+
+
+def as_table(table: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the numbers in the rows and words of the paper's Table 2."""
+    rows = [["", *table]]
+    rows.append(["Question", *(f"{column['questions']:,}" for column in table.values())])
+    rows.append(["Vocab", *(f"{column['vocabulary']:,}" for column in table.values())])
+    for label, shape in (
+        ("Max {} tokens", "{max:,}"),
+        ("Avg {} tokens", "{mean:.2f}"),
+        ("Median (Q1, Q3) {} tokens", "{median:g} ({q1:g}, {q3:g})"),
+    ):
+        for field in FIELDS:
+            cells = [shape.format(**column[field]) for column in table.values()]
+            rows.append([label.format(field[0].upper()), *cells])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))]).rstrip()
+        for row in rows
+    )
+
+
+def main(argv: Sequence[str]) -> int | None:
+    """Run `cmexam-tune stats`."""
+    parser = cli.Parser("stats", "Table 2 of the CMExam paper for question files.", EPILOG)
+    parser.add_argument("--questions", nargs="+", required=True, metavar="FILE", help="files that preprocess wrote")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    args = parser.parse_args(argv)
+    table = stats(args.questions)
+    cli.say(json.dumps(table, ensure_ascii=False, indent=1) if args.json else as_table(table))
+    return None
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -58,3 +58,6 @@ class Classifier(Family, Protocol):
 
     def loss(self, model: "torch.nn.Module", batch: "Mapping[str, torch.Tensor]") -> "torch.Tensor":
         """Return the mean loss over the questions of a batch; `model` may be wrapped for training."""
+
+    def scores(self, model: "torch.nn.Module", batch: "Mapping[str, torch.Tensor]") -> "torch.Tensor":
+        """Return the logits of a batch; its labels are not read."""

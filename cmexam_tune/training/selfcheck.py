@@ -2,12 +2,13 @@
 
 import shutil
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from cmexam_tune import runs
 from cmexam_tune.errors import TrainingStopped
+from cmexam_tune.families import Classifier
 from cmexam_tune.training import checkpoints
 from cmexam_tune.training.batches import Plan
 from cmexam_tune.tuning import Method
@@ -90,5 +91,5 @@ def _logits(trainer: "ExamTrainer", model: Any) -> torch.Tensor:
         labels = inputs.pop("labels")
         scores, _ = trainer.label_logits(model.eval(), inputs, labels)
     else:
-        scores = model.eval()(**inputs)["logits"]
+        scores = cast(Classifier, trainer.family).scores(model.eval(), inputs)
     return torch.as_tensor(scores).float()

@@ -1,5 +1,6 @@
 """`cmexam-tune train`: tune a model by a recipe and leave a run folder."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -95,7 +96,8 @@ def main(argv: Sequence[str]) -> int | None:
         cli.say(str(estimate.dry_run(settings, questions)))
         return None
     run = train(settings, resume=got.resume, overwrite=got.overwrite)
-    cli.say(str(run.path))
+    if os.environ.get("RANK", "0") == "0":
+        cli.say(str(run.path))
     return None
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,7 @@ def build(config: Config, out: Path) -> TrainingArguments:
     given = {"logging_steps": 10, "save_total_limit": 3, "logging_nan_inf_filter": False, "report_to": "none", **given}
     if given.get("deepspeed"):
         given["deepspeed"] = str(deepspeed_path(str(given["deepspeed"])))
+        _single_process_environment()
     try:
         arguments = TrainingArguments(output_dir=str(out), **given)
     except (ValueError, TypeError) as error:
@@ -69,7 +71,23 @@ def build(config: Config, out: Path) -> TrainingArguments:
             f"torchrun --nproc_per_node {arguments.n_gpu} -m cmexam_tune.train ..."
         )
         arguments._n_gpu = 1
+    if arguments.deepspeed:
+        # On CPUs accelerate starts torch's process group only, which ZeRO-3 finds too late for loading a model.
+        import deepspeed
+
+        backend = torch.distributed.get_backend() if torch.distributed.is_initialized() else None
+        deepspeed.init_distributed(dist_backend=backend or ("nccl" if torch.cuda.is_available() else "gloo"))
     return arguments
+
+
+def _single_process_environment() -> None:
+    """Give a run without a launcher the environment of one process, which DeepSpeed asks for."""
+    if "WORLD_SIZE" in os.environ:
+        return
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
 
 
 def global_batch(config: Config, world: int) -> int:

@@ -1,0 +1,69 @@
+"""Invented questions, a tiny model and a recipe for the training tests."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+from cmexam_tune import config, tiny
+
+CHARACTERS = "下列关于的说法正确是以不属心力衰竭感染肺炎治疗药物首选诊断检查患者男女岁发热咳嗽胸痛"
+
+
+def questions(path: Path, count: int, seed: int = 0) -> Path:
+    """Write `count` invented questions of very different lengths."""
+    rng = random.Random(seed)
+
+    def text(low: int, high: int) -> str:
+        return "".join(rng.choices(CHARACTERS, k=rng.randint(low, high)))
+
+    with path.open("w", encoding="utf-8") as handle:
+        for i in range(count):
+            letters = "ABCDE"[: rng.choice((4, 5))]
+            row = {
+                "id": f"q:{i}",
+                "stem": text(8, 60) + "？",
+                "options": {letter: text(2, 10) for letter in letters},
+                "answer": rng.choice(letters),
+                "explanation": text(10, 60) + "。",
+                "kind": None,
+                "facets": {},
+            }
+            handle.write(json.dumps(row, ensure_ascii=False) + "\n")
+    return path
+
+
+def recipe(folder: Path, **changes: Any) -> config.Config:
+    """Return a Config of a tiny LoRA run; `changes` are keys such as `training__max_steps=3`."""
+    values: dict[str, Any] = {
+        "data": {"train": [str(folder / "train.jsonl")], "num_workers": 1},
+        "prompt": {"style": "answer_explain", "max_source_length": 160, "max_target_length": 96},
+        "model": {"family": "llama", "model_name_or_path": str(folder / "llama")},
+        "tuning": {"method": "lora", "r": 4, "lora_alpha": 8, "lora_dropout": 0.1},
+        "training": {
+            "per_device_train_batch_size": 2,
+            "global_batch_size": 6,
+            "num_train_epochs": 2,
+            "learning_rate": 1e-3,
+            "logging_steps": 1,
+            "save_steps": 1,
+            "use_cpu": True,
+            "disable_tqdm": True,
+        },
+        "out": str(folder / "run"),
+    }
+    for key, value in changes.items():
+        section, _, name = key.partition("__")
+        if name:
+            values.setdefault(section, {})[name] = value
+        else:
+            values[section] = value
+    return config.from_dict(values)
+
+
+def world(folder: Path, count: int = 20) -> Path:
+    """Write questions and a tiny llama into `folder`."""
+    questions(folder / "train.jsonl", count)
+    questions(folder / "val.jsonl", 6, seed=1)
+    tiny.build("llama", folder / "llama", hidden=32, layers=2)
+    return folder

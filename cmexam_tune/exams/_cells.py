@@ -18,7 +18,8 @@ _LETTER = "[A-Za-zＡ-Ｚａ-ｚ]"
 _MARK = r"(?:[.．、:：)）]\s*|\s+[、．:：]\s*|\s+)"
 _OPTION = re.compile(rf"\s*[(（]?({_LETTER})(?:{_MARK}(.*)|$)", re.DOTALL)
 _UNMARKED = re.compile(rf"\s*({_LETTER})([^\x00-\x7fＡ-Ｚａ-ｚ].*)", re.DOTALL)
-_LITERAL_BREAK = re.compile(r"(?:\\r)?\\n")
+# Only before the next option: option texts may hold `\nu` and the like.
+_LITERAL_BREAK = re.compile(rf"(?:\\r)?\\n(?=\s*(?:[(（]?{_LETTER}(?:{_MARK}|[^\x00-\x7f])|[A-Z]?$))")
 _SEPARATORS = re.compile(r"[\s,;:/|.、。\[\]'\"()和与及&+-]|答案")
 
 

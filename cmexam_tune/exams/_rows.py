@@ -177,7 +177,7 @@ class _JsonArray:
 
 
 def _chunks(path: Path) -> Iterator[str]:
-    decoder = codecs.getincrementaldecoder("utf-8")()
+    decoder = codecs.getincrementaldecoder("utf-8-sig")()
     line, offset = 1, 0
     with path.open("rb") as handle:
         while raw := handle.read(_CHUNK):
@@ -187,8 +187,8 @@ def _chunks(path: Path) -> Iterator[str]:
             except UnicodeDecodeError as error:
                 line += error.object[: error.start].count(b"\n")
                 _not_utf8(path, line, offset - pending + error.start, error.object[error.start])
-            yield text.removeprefix("\ufeff") if offset == 0 else text
             line += text.count("\n")
             offset += len(raw)
+            yield text
     if decoder.getstate()[0]:
         _not_utf8(path, line, offset - 1, decoder.getstate()[0][0])

@@ -18,7 +18,7 @@ _RATE = "正确率"
 _LEVELS = 5
 _FIELDS = {
     "stem": ("Question", "标题", "题目", "题干"),
-    "options": ("Options", "Option", "选项"),
+    "options": ("Options", "选项", "Option"),
     "answer": ("Answer", "答案"),
     "explanation": ("Explanation", "答案解析", "解析"),
 }

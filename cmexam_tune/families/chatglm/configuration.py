@@ -1,0 +1,157 @@
+"""The released config.json of ChatGLM-6B (v1) and of ChatGLM2/3-6B and GLM-4's remote-code checkpoints (v2)."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedConfig
+from transformers.utils.hub import cached_file
+
+from cmexam_tune.errors import UserError
+
+
+class ChatGLMConfig(PreTrainedConfig):  # type: ignore[misc]
+    """ChatGLM-6B. Field names are those of its config.json; transformers' own names are mapped onto them."""
+
+    model_type = "chatglm"
+    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012 - transformers' own declaration
+    attribute_map = {  # noqa: RUF012
+        "num_hidden_layers": "num_layers",
+        "intermediate_size": "inner_hidden_size",
+        "max_position_embeddings": "max_sequence_length",
+    }
+
+    vocab_size: int = 130528
+    hidden_size: int = 4096
+    num_layers: int = 28
+    num_attention_heads: int = 32
+    inner_hidden_size: int = 16384
+    max_sequence_length: int = 2048
+    layernorm_epsilon: float = 1e-5
+    position_encoding_2d: bool = True
+    use_cache: bool = True
+    bos_token_id: int | None = 130004
+    """`<sop>`: everything before it is read in both directions."""
+    eos_token_id: int | list[int] | None = 130005
+    pad_token_id: int | None = 3
+    mask_token_id: int | None = None
+    gmask_token_id: int | None = None
+    quantization_bit: int = 0
+    tie_word_embeddings: bool = True
+    """Not in config.json: the head was tied by the default of that time, see docs/chatglm.md."""
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        """Derive the mask tokens that the first release's config.json does not name."""
+        if self.gmask_token_id is None and self.bos_token_id is not None:
+            self.gmask_token_id = self.bos_token_id - 3
+        if self.mask_token_id is None and self.bos_token_id is not None:
+            self.mask_token_id = self.bos_token_id - 4
+        super().__post_init__(**kwargs)
+
+
+class ChatGLM2Config(PreTrainedConfig):  # type: ignore[misc]
+    """ChatGLM2-6B, ChatGLM3-6B, GLM-4 (remote-code layout)."""
+
+    model_type = "chatglm"
+    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012
+    attribute_map = {  # noqa: RUF012
+        "num_hidden_layers": "num_layers",
+        "intermediate_size": "ffn_hidden_size",
+        "max_position_embeddings": "seq_length",
+        "vocab_size": "padded_vocab_size",
+        "num_key_value_heads": "multi_query_group_num",
+        "head_dim": "kv_channels",
+    }
+
+    padded_vocab_size: int = 65024
+    hidden_size: int = 4096
+    num_layers: int = 28
+    num_attention_heads: int = 32
+    kv_channels: int = 128
+    ffn_hidden_size: int = 13696
+    multi_query_attention: bool = True
+    multi_query_group_num: int = 2
+    seq_length: int = 8192
+    layernorm_epsilon: float = 1e-5
+    add_qkv_bias: bool = True
+    add_bias_linear: bool = False
+    apply_residual_connection_post_layernorm: bool = False
+    rmsnorm: bool = True
+    post_layer_norm: bool = True
+    rope_ratio: float | int = 1
+    """Long-context releases: factor on the base of the rotary frequencies (ChatGLM3, GLM-4)."""
+    rope_interpolation: bool = False
+    """ChatGLM2-6B-32K divides positions by `rope_ratio` instead."""
+    use_cache: bool = True
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = 2
+    pad_token_id: int | None = 0
+    quantization_bit: int = 0
+    tie_word_embeddings: bool = False
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        """Give models without grouped keys as many groups as heads."""
+        if not self.multi_query_attention:
+            self.multi_query_group_num = self.num_attention_heads
+        super().__post_init__(**kwargs)
+
+    @property
+    def prefix_embedding_dim(self) -> int:
+        """Width of the authors' embedding under the P-tuning projection: the full width of the prefix."""
+        return 2 * self.num_layers * self.multi_query_group_num * self.kv_channels
+
+
+UNSUPPORTED = {
+    "add_bias_linear": True,
+    "apply_residual_connection_post_layernorm": True,
+    "rmsnorm": False,
+    "post_layer_norm": False,
+}
+"""Switches of v2's config.json that no released checkpoint uses."""
+
+
+def from_values(values: Mapping[str, Any], name: str) -> ChatGLMConfig | ChatGLM2Config:
+    """Return the config of a checkpoint, v1 or v2 by the fields that it has.
+
+    Raises:
+        UserError: neither, or switched to something that no released checkpoint has.
+    """
+    kept = {key: value for key, value in values.items() if key not in ("model_type", "_name_or_path")}
+    kept = {key: value for key, value in kept.items() if value is not None}
+    kept.pop("quantization_embeddings", None)
+    if "kv_channels" in kept or "padded_vocab_size" in kept:
+        for key, value in UNSUPPORTED.items():
+            if kept.get(key) is value:
+                raise UserError(f"{name}: config.json has {key}: {json.dumps(value)}, which is not supported.")
+        kept.pop("vocab_size", None)
+        original = f"{values.get('_name_or_path', '')} {name}".lower()
+        kept.setdefault("rope_interpolation", "chatglm2" in original and kept.get("rope_ratio", 1) != 1)
+        return ChatGLM2Config(**kept)
+    if "inner_hidden_size" in kept or "position_encoding_2d" in kept:
+        return ChatGLMConfig(**kept)
+    raise UserError(f"{name}: config.json is neither of ChatGLM-6B (inner_hidden_size) nor of ChatGLM2 (kv_channels).")
+
+
+def find_file(folder: str | Path, file: str, revision: str | None = None) -> Path | None:
+    """Return a file of a checkpoint folder, or of a model on the hub or in its local cache; None: it has none."""
+    path = Path(folder).expanduser()
+    if path.is_dir():
+        return path / file if (path / file).is_file() else None
+    found = cached_file(str(folder), file, revision=revision, _raise_exceptions_for_missing_entries=False)
+    return None if found is None else Path(found)
+
+
+def read_values(folder: str | Path, file: str = "config.json", revision: str | None = None) -> dict[str, Any]:
+    """Return a JSON file of the checkpoint as it is; empty where there is none.
+
+    Raises:
+        UserError: it is not JSON.
+    """
+    path = find_file(folder, file, revision)
+    if path is None:
+        return {}
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{path}: not a JSON object ({error}).") from None

@@ -1,0 +1,84 @@
+"""The released int8 and int4 checkpoints: weights only, symmetric, one scale for each row; dequantised on load."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from cmexam_tune.errors import UserError
+from cmexam_tune.families.chatglm.configuration import find_file, read_values
+
+SCALE = "_scale"
+
+
+def unpack_int4(packed: torch.Tensor) -> torch.Tensor:
+    """Return int8 `[out, in]` of packed int4 `[out, in / 2]`: two columns in a byte, the first in its high half."""
+    high, low = packed >> 4, (packed << 4) >> 4
+    return torch.stack([high, low], dim=-1).flatten(-2)
+
+
+def quantize(weight: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the stored int8 tensor and the float16 scales `[out]` of a float16 weight `[out, in]`.
+
+    Args:
+        weight: to store.
+        bits: 8, or 4 (two columns in a byte; values are -7 to 7).
+    """
+    limit = 2 ** (bits - 1) - 1
+    scale = (weight.abs().max(dim=-1).values.float() / limit).half()
+    rounded = torch.round(weight / scale[:, None].to(weight.dtype)).to(torch.int8)
+    if bits == 8:
+        return rounded, scale
+    pairs = rounded.view(rounded.shape[0], -1, 2)
+    return (pairs[..., 0] << 4) | (pairs[..., 1] & 15), scale
+
+
+def dequantize(weight: torch.Tensor, scale: torch.Tensor, bits: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return the weight `[out, in]`: the stored integers times the scale of their row, exact before the cast."""
+    integers = weight if bits == 8 else unpack_int4(weight)
+    return (integers.float() * scale.float()[:, None]).to(dtype)
+
+
+def dequantize_state(state: Mapping[str, torch.Tensor], bits: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Return the state dict without scales, every weight that has one dequantised, floats cast to `dtype`."""
+    plain: dict[str, torch.Tensor] = {}
+    for name, value in state.items():
+        if name.endswith(SCALE):
+            continue
+        scale = state.get(name + SCALE)
+        if scale is not None:
+            plain[name] = dequantize(value, scale, bits, dtype)
+        else:
+            plain[name] = value.to(dtype) if value.is_floating_point() else value
+    return plain
+
+
+def read_state(
+    folder: str | Path, bits: int, dtype: torch.dtype, revision: str | None = None
+) -> dict[str, torch.Tensor]:
+    """Read and dequantise a checkpoint of one or several `.safetensors` or `.bin` files.
+
+    Raises:
+        UserError: no weights there, or packed for other bits than 4 and 8.
+    """
+    if bits not in (4, 8):
+        raise UserError(f"{folder}: quantization_bit is {bits} in config.json; 4 and 8 exist.")
+    for single in ("model.safetensors", "pytorch_model.bin"):
+        index = read_values(folder, f"{single}.index.json", revision)
+        names = sorted(set(index["weight_map"].values())) if index else [single]
+        found = [find_file(folder, name, revision) for name in names]
+        paths = [path for path in found if path is not None]
+        if len(paths) == len(names):
+            state: dict[str, torch.Tensor] = {}
+            for path in paths:
+                state.update(_read(path))
+            return dequantize_state(state, bits, dtype)
+    raise UserError(f"{folder}: no complete model.safetensors or pytorch_model.bin in it.")
+
+
+def _read(path: Path) -> dict[str, torch.Tensor]:
+    if path.suffix == ".safetensors":
+        return load_file(path)
+    state: dict[str, torch.Tensor] = torch.load(path, map_location="cpu", weights_only=True)
+    return state

@@ -1,0 +1,232 @@
+"""The preprocess program: what it writes, what it reports, and that a bad file leaves nothing behind."""
+
+import csv
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cmexam_tune import cli, duplicates, jsonl, preprocess, prompts
+from cmexam_tune.errors import ConfigError, UserError
+from cmexam_tune.schema import Question
+
+DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+needs_data = pytest.mark.skipif(not DATA.exists(), reason="the released files are not here")
+HEADER = ["Question", "Options", "Answer", "Explanation"]
+OPTIONS = "A 甲\nB 1 mg/kg\nC 丙\nD 丁"
+ROWS = [
+    ["第一题", OPTIONS, "B", "理由"],
+    ["第二题", OPTIONS, "da", ""],
+    ["第三题", OPTIONS, "", "没有答案"],
+    ["第四题", OPTIONS, "F", ""],
+]
+CMB = {
+    "question": "第一题",
+    "option": {"A": "甲", "B": "1 mg/kg", "C": "丙", "D": "丁", "E": ""},
+    "answer": "C",
+    "question_type": "单项选择题",
+}
+
+
+def table(path, rows, encoding="utf-8"):
+    with path.open("w", encoding=encoding, newline="") as handle:
+        csv.writer(handle).writerows(rows)
+    return str(path)
+
+
+def array(path, items):
+    path.write_text(json.dumps(items, ensure_ascii=False), encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture
+def val(tmp_path):
+    return table(tmp_path / "val.csv", [HEADER, *ROWS])
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def call(*argv):
+    with pytest.raises(SystemExit) as stop:
+        cli.run(preprocess.main, list(map(str, argv)))
+    return stop.value.code
+
+
+def test_what_is_written_and_reported(val, tmp_path, capsys):
+    out = tmp_path / "new" / "out"
+    assert call("cmexam", "--input", val, "--out", out, "--styles", "1,answer_explain") == 0
+    assert sorted(p.name for p in out.iterdir()) == [
+        "val.1.jsonl",
+        "val.answer_explain.jsonl",
+        "val.questions.jsonl",
+        "val.report.json",
+    ]
+    questions = list(jsonl.read(out / "val.questions.jsonl", Question))
+    assert [(q.id, q.answer, q.explanation) for q in questions] == [("val:1", "B", "理由"), ("val:2", "AD", None)]
+    report = json.loads((out / "val.report.json").read_text(encoding="utf-8"))
+    assert {key: report[key] for key in ("rows", "kept", "dropped", "repaired", "rows_dropped")} == {
+        "rows": 4,
+        "kept": 2,
+        "dropped": {"no answer": 1, "answer letter with no option": 1},
+        "repaired": {"answer letters normalized": 1, "answer letters sorted": 1},
+        "rows_dropped": [{"row": 3, "reason": "no answer"}, {"row": 4, "reason": "answer letter with no option"}],
+    }
+    assert {entry["row"] for entry in report["rows_repaired"]} == {2}
+    assert report["styles"] == {
+        "1": {"written": 2, "skipped": {}},
+        "answer_explain": {"written": 1, "skipped": {"no explanation": 1}},
+    }
+    printed = capsys.readouterr().out
+    assert "kept 2 of 4 rows" in printed and "no answer 1" in printed and "skipped 1 (no explanation)" in printed
+
+
+@pytest.mark.parametrize("form", list(preprocess.FORMATS))
+def test_formats_hold_what_render_gives(val, tmp_path, form):
+    preprocess.preprocess("cmexam", [val], tmp_path / "out", styles=["4"], format=form)
+    question = next(jsonl.read(tmp_path / "out/val.questions.jsonl", Question))
+    example = prompts.render(question, "4")
+    (row,) = lines(tmp_path / "out/val.4.jsonl")
+    asked, written = {
+        "prompt": lambda r: (r["prompt"], r["completion"]),
+        "alpaca": lambda r: (r["instruction"] + r["input"], r["output"]),
+        "sharegpt": lambda r: tuple(t["value"] for t in r["conversations"]),
+        "messages": lambda r: tuple(t["content"] for t in r["messages"]),
+    }[form](row)
+    assert (asked, written) == (example.prompt, example.completion)
+    assert row.get("id", row.get("question_id")) == "val:1"
+
+
+def test_cmb_with_answers_and_cases(tmp_path):
+    items = [{**{k: v for k, v in CMB.items() if k != "answer"}, "id": number} for number in (1, 2)]
+    test = array(tmp_path / "test.json", items)
+    answers = array(tmp_path / "answers.json", [{"id": 1, "answer": "B"}, {"id": 2, "answer": "A"}])
+    (report,) = preprocess.preprocess("cmb", [test], tmp_path / "a", answers=answers, styles=["cmb_answer"])
+    assert report["kept"] == 2 and report["styles"]["cmb_answer"]["written"] == 2
+    assert [q["answer"] for q in lines(tmp_path / "a/test.questions.jsonl")] == ["B", "A"]
+    (report,) = preprocess.preprocess("cmb", [test], tmp_path / "b", styles=["cmb_answer"])
+    assert [q["answer"] for q in lines(tmp_path / "b/test.questions.jsonl")] == [None, None]
+    assert report["styles"]["cmb_answer"] == {"written": 0, "skipped": {"no published answer": 2}}
+    case = {"id": "0", "title": "t", "description": "d", "QA_pairs": [{"question": "q", "solution": "s"}] * 3}
+    clin = array(tmp_path / "clin.json", [case])
+    (report,) = preprocess.preprocess("cmb", [clin], tmp_path / "c")
+    assert (report["kept"], report["questions"]) == (1, 3) and "1 of 1 cases, 3 questions" in preprocess.summary(report)
+    assert lines(tmp_path / "c/clin.cases.jsonl")[0]["qa"] == [{"question": "q", "answer": "s"}] * 3
+
+
+def test_duplicates_inside_and_between_files(tmp_path):
+    train = table(tmp_path / "train.csv", [HEADER, ROWS[0], ROWS[1], [" 第一 题", OPTIONS, "C", ""]])
+    other = table(tmp_path / "val.csv", [HEADER, ROWS[1], ["只此一题", OPTIONS, "A", ""]])
+    reports = preprocess.preprocess("cmexam", [train, other], tmp_path / "out")
+    assert reports[0]["duplicates"] == [
+        {"ids": ["train:1", "train:3"], "files": ["train"], "conflicting_answers": True},
+        {"ids": ["train:2", "val:1"], "files": ["train", "val"], "conflicting_answers": False},
+    ]
+    assert reports[1]["duplicates"] == reports[0]["duplicates"][1:]
+    assert [report["kept"] for report in reports] == [3, 2]
+
+
+def test_fingerprint_is_of_stem_and_option_texts():
+    base = Question("a", "ＤＮＡ 是", {"A": "甲", "B": "乙"}, "A")
+    assert duplicates.fingerprint(base) == duplicates.fingerprint(Question("b", "dna是", {"A": "甲 ", "B": "乙"}, "B"))
+    assert duplicates.fingerprint(base) != duplicates.fingerprint(
+        Question("a", "ＤＮＡ 是", {"A": "乙", "B": "甲"}, "A")
+    )
+
+
+BAD = {
+    "missing": (None, "no such exam file"),
+    "empty": (b"", "is empty"),
+    "gbk": ("Question,Options,Answer\n题,A 甲,A".encode("gbk"), "bad.csv:2: not UTF-8"),
+    "columns": (b"a,b\n1,2\n", "Found: a, b"),
+    "quote": (b'Question,Options,Answer\n"q,x,A\n', "broken CSV"),
+    "nothing": (b"Question,Options,Answer\nq,A 1,A\n", "no question can be read"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_bad_file_leaves_nothing_behind(kind, val, tmp_path, capsys):
+    content, message = BAD[kind]
+    bad = tmp_path / "bad.csv"
+    if content is not None:
+        bad.write_bytes(content)
+    out = tmp_path / "new" / "out"
+    assert call("cmexam", "--input", val, bad, "--out", out, "--styles", "1") == 2
+    error = capsys.readouterr().err
+    assert message in error and "bad.csv" in error and "Traceback" not in error and error.startswith("error: ")
+    assert not (tmp_path / "new").exists()
+    out.mkdir(parents=True)
+    assert call("cmexam", "--input", val, bad, "--out", out) == 2
+    assert list(out.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["cmexan", "--input", "x", "--out", "y"], "invalid choice: 'cmexan'"),
+        (["cmexam", "--out", "y"], "--input"),
+        (["cmexam", "--input", "VAL", "--out", "OUT", "--styles", "1,answr"], "did you mean 'answer'"),
+        (["cmexam", "--input", "VAL", "--out", "OUT", "--format", "x"], "invalid choice: 'x'"),
+        (["cmexam", "--input", "VAL", "VAL", "--out", "OUT"], "2 files are called 'val'"),
+        (["cmexam", "--input", "VAL", "--out", "VAL"], "is a file, --out needs a folder"),
+        (["cmexam", "--input", "VAL", "--out", "OUT", "--answers", "VAL"], "--answers is for cmb"),
+        (["cmexam", "--input", "VAL", "--out", "OUT", "--answers", "none"], "no such file of answers"),
+    ],
+)
+def test_wrong_calls(argv, message, val, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert call(*[{"VAL": val, "OUT": str(out)}.get(word, word) for word in argv]) == 2
+    error = capsys.readouterr().err
+    assert message in error and "Traceback" not in error
+    assert not out.exists()
+
+
+def test_overwrite_has_to_be_asked_for(val, tmp_path, capsys):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "val.questions.jsonl").write_text("mine", encoding="utf-8")
+    assert call("cmexam", "--input", val, "--out", out) == 2
+    assert "val.questions.jsonl: exists. Add --overwrite" in capsys.readouterr().err
+    assert [(p.name, p.read_text(encoding="utf-8")) for p in out.iterdir()] == [("val.questions.jsonl", "mine")]
+    assert call("cmexam", "--input", val, "--out", out, "--overwrite") == 0
+    assert len(lines(out / "val.questions.jsonl")) == 2
+
+
+def test_the_function_raises_what_the_program_prints(val, tmp_path):
+    with pytest.raises(ConfigError, match="exams: 'cmexan' is unknown, did you mean 'cmexam'"):
+        preprocess.preprocess("cmexan", [val], tmp_path / "out")
+    with pytest.raises(UserError, match="no such exam file"):
+        preprocess.preprocess("cmexam", [tmp_path / "none.csv"], tmp_path / "out")
+
+
+def test_starts_without_heavy_libraries_in_under_a_second():
+    code = (
+        "import sys; from cmexam_tune import preprocess, stats\n"
+        "heavy = {'torch', 'transformers', 'pandas', 'numpy', 'openpyxl', 'datasets'} & set(sys.modules)\n"
+        "sys.exit(f'imported: {heavy}' if heavy else 0)"
+    )
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-c", code], check=True)
+        times.append(time.perf_counter() - start)
+    assert min(times) < 1
+
+
+@needs_data
+def test_the_released_files(tmp_path):
+    inputs = [DATA / "cmexam" / "val.csv", DATA / "cmexam" / "val_literal_newlines_300.csv"]
+    reports = preprocess.preprocess("cmexam", inputs, tmp_path, styles=["4"])
+    assert (reports[0]["rows"], reports[0]["kept"]) == (6811, 6810)
+    assert reports[0]["rows_dropped"] == [{"row": 5357, "reason": "no answer"}]
+    assert reports[0]["styles"]["4"] == {"written": 5771, "skipped": {"no explanation": 1039}}
+    whole, part = lines(tmp_path / "val.questions.jsonl"), lines(tmp_path / f"{inputs[1].stem}.questions.jsonl")
+    assert [{**q, "id": ""} for q in whole[:300]] == [{**q, "id": ""} for q in part]
+    (report,) = preprocess.preprocess("cmb", [DATA / "cmb" / "cmb_single90.json"], tmp_path)
+    assert report["kept"] == 90
+    (report,) = preprocess.preprocess("cmb", [DATA / "cmb" / "CMB-Clin-qa.json"], tmp_path)
+    assert (report["kept"], report["questions"]) == (74, 208)

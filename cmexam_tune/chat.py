@@ -1,0 +1,142 @@
+"""`cmexam-tune chat`: ask a trained model questions in the terminal."""
+
+import dataclasses
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cmexam_tune import cli, prompts, variants
+from cmexam_tune.config import Config
+from cmexam_tune.errors import UserError
+from cmexam_tune.exams._cells import Cells, Unreadable
+from cmexam_tune.schema import Example, Question
+
+if TYPE_CHECKING:
+    from cmexam_tune.families import Loaded
+
+EPILOG = """A message may have several lines; an empty line sends it. A question with lines of options (A ..., B ...) is
+asked in the words that the model was trained on. /reset forgets the conversation, /exit ends it.
+
+example:
+  cmexam-tune chat --run runs/lora_llama generation.max_new_tokens=256"""
+Messages = Sequence[Mapping[str, str]]
+"""Turns as `{"role": "system" | "user" | "assistant", "content": text}`, the last one by the user."""
+
+
+class Reply(NamedTuple):
+    """What the model wrote, and how long prompt and reply were in tokens."""
+
+    text: str
+    prompt_tokens: int
+    completion_tokens: int
+
+
+def load(run: str | Path, overrides: Sequence[str] = ()) -> "tuple[Config, Loaded]":
+    """Return a run's config and model, on the card where there is one.
+
+    Raises:
+        UserError: no finished run, or one whose model chooses among options and cannot write.
+    """
+    import torch
+
+    from cmexam_tune import runs
+    from cmexam_tune.families import Loaded
+
+    family = runs.open_run(run, overrides).config.model.family
+    module: Any = variants.load("families", family)
+    if module.task != "generate":
+        raise UserError(f"{run}: a model of family {family} chooses an option and writes no text. Use predict.")
+    settings, loaded = runs.load(run, overrides)
+    model: Any = loaded.model
+    model.to("cuda" if torch.cuda.is_available() else "cpu")
+    return settings, Loaded(model, loaded.tokenizer)
+
+
+def reply(settings: Config, loaded: "Loaded", messages: Messages) -> Reply:
+    """Return what the model says to the last message of a conversation.
+
+    Raises:
+        UserError: the last message is not the user's, or unusable generation settings.
+    """
+    from cmexam_tune.families import _decode
+
+    if not messages or messages[-1]["role"] != "user":
+        raise UserError("the last message must have the role user.")
+    codec = variants.load("families", settings.model.family).codec
+    ids = _prompt_ids(settings, loaded, messages, codec)
+    nothing = Question("chat", "?", {"A": "?", "B": "?"}, None)
+    answered = next(_decode.generate(codec, loaded, [_decode.Asked(nothing, ids)], settings))
+    text = answered.text.strip()
+    return Reply(text, len(ids), len(loaded.tokenizer(text, add_special_tokens=False)["input_ids"]))
+
+
+def _prompt_ids(settings: Config, loaded: "Loaded", messages: Messages, codec: Any) -> list[int]:
+    style, tokenizer = settings.prompt.style, loaded.tokenizer
+    turns = [{**m, "content": _ask(m["content"], style) if m["role"] == "user" else m["content"]} for m in messages]
+    template, last = settings.prompt.template, turns[-1]["content"]
+    if template == "auto" and tokenizer.chat_template:
+        if settings.prompt.system and turns[0]["role"] != "system":
+            turns.insert(0, {"role": "system", "content": settings.prompt.system})
+        text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
+    spoken = [turn for turn in turns[:-1] if turn["role"] != "system"]
+    history = [Example("", a["content"], b["content"], style) for a, b in zip(spoken[::2], spoken[1::2], strict=False)]
+    if history and template != "auto":
+        system = next((turn["content"] for turn in turns if turn["role"] == "system"), settings.prompt.system)
+        last = prompts.wrap(last, template, system, history)
+        return list(codec.source_ids(tokenizer, [last], dataclasses.replace(settings.prompt, template="none"))[0])
+    return list(codec.source_ids(tokenizer, [last], settings.prompt)[0])
+
+
+def _ask(text: str, style: str) -> str:
+    """Return an exam question in the style that the model was trained on, and any other text as it is."""
+    start = re.search(r"^\s*[(（]?[AaＡａ][\s.．、:：)）]", text, re.MULTILINE)
+    if start is None or not text[: start.start()].strip():
+        return text
+    try:
+        options = Cells().options(text[start.start() :].strip())
+    except Unreadable:
+        return text
+    return prompts.prompt(Question("chat", text[: start.start()].strip(), options, None), style)
+
+
+def messages_of(lines: Iterator[str]) -> Iterator[str]:
+    """Yield messages of one or more lines that an empty line, a command or the end of the input ends."""
+    message: list[str] = []
+    for line in lines:
+        if line.strip():
+            message.append(line.rstrip("\n"))
+        if message and (not line.strip() or message[0].startswith("/")):
+            yield "\n".join(message)
+            message = []
+    if message:
+        yield "\n".join(message)
+
+
+def main(argv: Sequence[str]) -> int | None:
+    """Read the command line and talk until the input ends."""
+    parser = cli.Parser("chat", "Ask a trained model questions in the terminal.", EPILOG)
+    parser.add_argument("--run", required=True, metavar="DIR", help="a run folder of cmexam-tune train")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help=cli.OVERRIDES_HELP)
+    got = parser.parse_intermixed_args(list(argv))
+    settings, loaded = load(got.run, got.overrides)
+    cli.note("Ask; an empty line sends. /reset forgets the conversation, /exit ends it.")
+    turns: list[dict[str, str]] = []
+    for text in messages_of(sys.stdin):
+        if text.strip() == "/exit":
+            break
+        if text.strip() == "/reset":
+            turns.clear()
+            continue
+        turns.append({"role": "user", "content": text})
+        answer = reply(settings, loaded, turns).text
+        turns.append({"role": "assistant", "content": answer})
+        cli.say(answer + "\n")
+    return None
+
+
+if __name__ == "__main__":
+    cli.run(main)

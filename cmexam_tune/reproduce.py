@@ -1,0 +1,227 @@
+"""`cmexam-tune reproduce`: whole rows of the papers, from the raw file to a table beside the published numbers."""
+
+import dataclasses
+import os
+import shlex
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from cmexam_tune import cli, collect, config, rows
+from cmexam_tune.config import Config
+from cmexam_tune.errors import TrainingStopped, UserError
+from cmexam_tune.files import atomic_write
+
+RAW = (".csv", ".xlsx", ".json", ".jsonl")
+EPILOG = """Rows are recipes (lora_llama) or their published names (LLaMA-CMExam). In --out, each row has
+ROW/seedN/ and, where the paper scores explanations, ROW/seedN-explain/, with run/, predictions.jsonl and report/.
+Started again it goes on where it was; finished steps are not repeated.
+
+examples:
+  cmexam-tune reproduce ptuning_chatglm head_bert --data data/raw --out runs/paper --seeds 1,2,3
+  cmexam-tune reproduce LLaMA-CMExam --out runs/paper model.model_name_or_path=/models/llama-7b
+  cmexam-tune reproduce head_bert head_roberta --out runs/paper head_bert:model.model_name_or_path=/models/bert
+  cmexam-tune reproduce lora_llama --out runs/paper --launch "torchrun --nproc_per_node 8 -m"
+  cmexam-tune reproduce --table3 --out runs/paper"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Unit:
+    """One training (or none, off the shelf), prediction and evaluation."""
+
+    row: rows.Row
+    folder: Path
+    settings: Config
+    test: Path
+
+
+def reproduce(
+    names: Sequence[str],
+    out: str | Path,
+    *,
+    seeds: Sequence[int] = (1,),
+    data: str | Path = "data/raw",
+    overrides: Sequence[str] = (),
+    launch: str | None = None,
+) -> collect.Table:
+    """Preprocess, train for each seed, predict and evaluate rows, and return them beside the published numbers.
+
+    Args:
+        names: recipes, published names of rows, or YAML files.
+        out: folder for everything; another call with the same one goes on there.
+        seeds: `training.seed` of each run; off-the-shelf rows have one run.
+        data: folder with the exam's raw files, or with questions files.
+        overrides: `section.key=value` changes to every recipe, `ROW:section.key=value` to one.
+        launch: what starts a training with several processes, for example `torchrun --nproc_per_node 8 -m`.
+
+    Raises:
+        UserError: an unknown row, missing data, or missing weights (all of them, with where they come from).
+        TrainingStopped: a training that was launched ended with an error.
+    """
+    out = Path(out)
+    chosen = [rows.find(name) for name in names]
+    missing = list(dict.fromkeys(text for row in chosen for text in _missing_weights(row, _own(overrides, row))))
+    if missing:
+        raise UserError("weights are missing:\n" + "\n".join(f"  - {text}" for text in missing))
+    units = [unit for row in chosen for unit in _units(row, out, seeds, Path(data), _own(overrides, row))]
+    for number, unit in enumerate(units, 1):
+        cli.note(f"[{number}/{len(units)}] {unit.folder.relative_to(out)}")
+        _run(unit, launch)
+    found = [line for line in collect.lines(out) if line.row.recipe in {_key(row) for row in chosen}]
+    table = collect.comparison(found)
+    collect.write(table, out / "comparison", [page for line in found for page in line.reports])
+    return table
+
+
+def _key(row: rows.Row) -> str:
+    return Path(row.recipe).stem
+
+
+def _own(overrides: Sequence[str], row: rows.Row) -> list[str]:
+    """Return the overrides for all rows and those that start with `ROW:` of this one."""
+    split = [(name, rest) for name, _, rest in (word.rpartition("=")[0].partition(":") for word in overrides)]
+    own = []
+    for word, (name, rest) in zip(overrides, split, strict=True):
+        if not rest:
+            own.append(word)
+        elif name in (row.recipe, _key(row), row.title):
+            own.append(word.partition(":")[2])
+    return own
+
+
+def _missing_weights(row: rows.Row, overrides: Sequence[str]) -> Iterator[str]:
+    model = config.load(row.recipe, overrides).model
+    wanted = [(model.model_name_or_path, "config.json", "config.json, tokenizer and weights")]
+    if model.adapter_name_or_path:
+        wanted.append((model.adapter_name_or_path, "adapter_config.json", "the adapter's config and weights"))
+    for name, marker, files in wanted:
+        if Path(name).expanduser().is_dir() or _cached(name, marker):
+            continue
+        key = "adapter_name_or_path" if marker.startswith("adapter") else "model_name_or_path"
+        on_hub = name.count("/") == 1 and not name.startswith(("models/", ".", "/"))
+        where = f"hf download {name}" if on_hub else row.source or "see the comment in the recipe"
+        yield f"{row.recipe} needs {files} of {name}; from: {where}; or name a folder: model.{key}=..."
+
+
+def _cached(name: str, marker: str) -> bool:
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        return isinstance(try_to_load_from_cache(name, marker), str)
+    except HFValidationError:
+        return False
+
+
+def _units(row: rows.Row, out: Path, seeds: Sequence[int], data: Path, overrides: Sequence[str]) -> Iterator[Unit]:
+    base = config.load(row.recipe, overrides)
+    splits = {"test": base.data.test}
+    if row.trained:
+        splits |= {"train": base.data.train, "validation": base.data.validation}
+    files = {split: _questions(row.exam, split, paths, data, out) for split, paths in splits.items()}
+    places = [f"data.{split}={file}" for split, file in files.items()]
+    kinds: list[tuple[str, Sequence[str]]] = [("", ())]
+    if row.explain is not None:
+        kinds.append((collect.EXPLAIN, row.explain))
+    for seed in seeds if row.trained else seeds[:1]:
+        for suffix, changes in kinds:
+            folder = out / _key(row) / f"seed{seed}{suffix}"
+            # The user's own words come last: they win over what the explaining run changes.
+            words = [*changes, *places, f"training.seed={seed}", f"out={folder / 'run'}", *overrides]
+            yield Unit(row, folder, config.load(row.recipe, words), files["test"])
+
+
+def _questions(exam: str, split: str, paths: Sequence[str], data: Path, out: Path) -> Path:
+    """Return the questions of a split, made from the raw file in `data` where there are none yet."""
+    stems = [Path(path).name.removesuffix(".questions.jsonl") for path in paths]
+    stems += {"validation": ["val", "validation"], "test": ["test_with_annotations", "test"]}.get(split, [split])
+    for stem in stems:
+        ready = out / "data" / exam / f"{stem}.questions.jsonl"
+        for candidate in (data / ready.name, ready):
+            if candidate.is_file():
+                return candidate
+        for raw in (data / f"{stem}{suffix}" for suffix in RAW):
+            if raw.is_file():
+                _preprocess(exam, raw, ready.parent, split, data)
+                return ready
+    looked = ", ".join(f"{stem}{suffix}" for stem in stems for suffix in RAW[:1])
+    raise UserError(f"{data}: no {split} file of {exam} (looked for {looked}, ...). Name the folder with --data.")
+
+
+def _preprocess(exam: str, raw: Path, folder: Path, split: str, data: Path) -> None:
+    from cmexam_tune import preprocess
+
+    answers = sorted(data.glob("*answer*.json")) if exam == "cmb" and split == "test" else []
+    preprocess.preprocess(exam, [raw], folder, answers=answers[0] if answers else None)
+
+
+def _run(unit: Unit, launch: str | None) -> None:
+    predictions = unit.folder / "predictions.jsonl"
+    questions = ["--questions", str(unit.test)]
+    if unit.row.trained:
+        _train(unit, launch)
+        source = ["--run", unit.settings.out]
+    else:
+        source = ["--config", str(_write_config(unit))]
+    from cmexam_tune import evaluate, predict
+
+    predict.main([*source, *questions, "--out", str(predictions)])
+    if not (unit.folder / collect.REPORT).is_file():
+        target = ["--out", str(unit.folder / "report"), "--overwrite"]
+        profile = ["--profile", "cmb"] if unit.row.exam == "cmb" else []
+        evaluate.main(["--predictions", str(predictions), *questions, *target, *profile])
+
+
+def _train(unit: Unit, launch: str | None) -> None:
+    if launch is None:
+        from cmexam_tune.train import train
+
+        train(unit.settings)
+        return
+    command = [*shlex.split(launch), "cmexam_tune.train", "--config", str(_write_config(unit))]
+    status = subprocess.run(command, env=os.environ, check=False).returncode
+    if status:
+        raise TrainingStopped(f"{shlex.join(command)} ended with status {status}; start again to resume.")
+
+
+def _write_config(unit: Unit) -> Path:
+    path = unit.folder / "recipe.yaml"
+    with atomic_write(path) as handle:
+        handle.write(config.dump(unit.settings))
+    return path
+
+
+def main(argv: Sequence[str]) -> int | None:
+    """Read the command line, reproduce the rows and print the tables."""
+    parser = cli.Parser("reproduce", "Reproduce rows of the papers, from the raw exam files to a table.", EPILOG)
+    parser.add_argument("rows", nargs="*", metavar="ROW|key=value", help="rows, and changes to their recipes")
+    parser.add_argument("--out", required=True, help="folder for data, runs, predictions, reports and tables")
+    parser.add_argument("--seeds", default="1", help="comma-separated training seeds, one run each (default: 1)")
+    parser.add_argument("--data", default="data/raw", help="folder with the raw exam files (default: data/raw)")
+    parser.add_argument("--launch", help="start each training by this, for example 'torchrun --nproc_per_node 8 -m'")
+    parser.add_argument("--table3", action="store_true", help="all finished runs in --out as the paper's Table 3")
+    got = parser.parse_intermixed_args(list(argv))
+    names = [word for word in got.rows if "=" not in word]
+    overrides = [word for word in got.rows if "=" in word]
+    if not names and not got.table3:
+        raise UserError(f"name at least one row, or --table3. Rows: {', '.join(rows.known())}.")
+    try:
+        seeds = [int(seed) for seed in got.seeds.split(",")]
+    except ValueError:
+        raise UserError(
+            f"--seeds {got.seeds}: whole numbers separated by commas are needed, for example 1,2,3."
+        ) from None
+    if names:
+        table = reproduce(names, got.out, seeds=seeds, data=got.data, overrides=overrides, launch=got.launch)
+        cli.say(str(table))
+    if got.table3:
+        found = collect.lines(Path(got.out))
+        table = collect.table3(found)
+        collect.write(table, Path(got.out) / "table3", [page for line in found for page in line.reports])
+        cli.say(str(table))
+    cli.note(f"tables: {got.out}/*.md, *.tex, *.html")
+    return None
+
+
+if __name__ == "__main__":
+    cli.run(main)

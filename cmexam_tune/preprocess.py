@@ -14,7 +14,7 @@ from typing import IO, Any, Literal
 
 from cmexam_tune import cli, jsonl, prompts, variants
 from cmexam_tune.duplicates import Duplicates
-from cmexam_tune.errors import UserError
+from cmexam_tune.errors import ConfigError, UserError
 from cmexam_tune.exams import RowReport, cmb
 from cmexam_tune.files import check_input, check_output, sha256
 from cmexam_tune.schema import Example, Question
@@ -65,41 +65,36 @@ def preprocess(  # noqa: PLR0913 - one argument for each flag of the program
         out: the folder, made where needed.
         answers: second file with the answers (cmb test).
         styles: names or ids of `prompts.STYLES` to render.
-        format: keys of the rendered rows.
+        format: keys of the rendered rows, see `FORMATS`.
         overwrite: replace files of an earlier call.
 
     Returns:
         The content of each `<stem>.report.json`, in the order of `inputs`.
 
     Raises:
-        UserError: a file is missing, or an output exists.
-        DataError: an input cannot be used; then nothing is written.
-        ConfigError: unknown exam or style.
+        UserError: a file is missing or cannot be used, an output exists, exam, style or format is unknown; then
+            nothing is written.
     """
     module = variants.load("exams", exam)
-    styles = tuple(dict.fromkeys(styles))
     for style in styles:
         prompts.style_named(style)
+    if format not in FORMATS:
+        raise ConfigError(f"--format: {format!r} is unknown; known: {', '.join(FORMATS)}.")
     paths = _check_inputs(inputs)
+    for path in paths:
+        check_output(Path(out) / f"{path.stem}.report.json", overwrite)
     second = check_input(answers, "file of answers") if answers is not None else None
     with _all_or_nothing(Path(out), overwrite) as (folder, claim):
-        reports = []
-        with Duplicates(folder / "duplicates.db") as duplicates:
-            job = _Job(module, second, styles, FORMATS[format], folder, duplicates)
-            for path in paths:
-                claim(f"{path.stem}.report.json")
-                if exam == "cmb" and cmb.is_clin(path):
-                    claim(f"{path.stem}.cases.jsonl")
-                    reports.append(_cases(path, folder))
-                    continue
-                for part in ("questions", *styles):
-                    claim(f"{path.stem}.{part}.jsonl")
-                reports.append(_questions(job, path))
+        with contextlib.closing(Duplicates(folder / "duplicates.db")) as duplicates:
+            job = _Job(module, second, tuple(dict.fromkeys(styles)), FORMATS[format], claim, duplicates)
+            reports = [
+                _cases(job, path) if exam == "cmb" and cmb.is_clin(path) else _questions(job, path) for path in paths
+            ]
             found = duplicates.groups()
         for path, report in zip(paths, reports, strict=True):
-            report["duplicates"] = [group.to_dict() for group in found if path.stem in group.files]
+            report["duplicates"] = [group for group in found if path.stem in group["files"]]
             text = json.dumps(report, ensure_ascii=False, indent=1) + "\n"
-            (folder / f"{path.stem}.report.json").write_text(text, encoding="utf-8")
+            claim(f"{path.stem}.report.json").write_text(text, encoding="utf-8")
     return reports
 
 
@@ -111,7 +106,8 @@ class _Job:
     answers: Path | None
     styles: tuple[str, ...]
     shape: Callable[[Example], object]
-    folder: Path
+    claim: Callable[[str], Path]
+    """Returns where to write the output file of that name."""
     duplicates: Duplicates
 
 
@@ -124,7 +120,7 @@ def _check_inputs(inputs: Sequence[str | Path]) -> list[Path]:
 
 
 @contextlib.contextmanager
-def _all_or_nothing(out: Path, overwrite: bool) -> Iterator[tuple[Path, Callable[[str], None]]]:
+def _all_or_nothing(out: Path, overwrite: bool) -> Iterator[tuple[Path, Callable[[str], Path]]]:
     """Yield a hidden folder in `out` and a function that claims the file names to move up when all is done."""
     if out.exists() and not out.is_dir():
         raise UserError(f"{out}: is a file, --out needs a folder.")
@@ -133,9 +129,10 @@ def _all_or_nothing(out: Path, overwrite: bool) -> Iterator[tuple[Path, Callable
     folder.mkdir(parents=True)
     claimed: list[str] = []
 
-    def claim(name: str) -> None:
+    def claim(name: str) -> Path:
         check_output(out / name, overwrite)
         claimed.append(name)
+        return folder / name
 
     try:
         yield folder, claim
@@ -150,11 +147,11 @@ def _all_or_nothing(out: Path, overwrite: bool) -> Iterator[tuple[Path, Callable
 
 
 def _questions(job: _Job, path: Path) -> dict[str, Any]:
-    """Write questions and prompts of one file into the job's folder and return its report."""
+    """Write questions and prompts of one file and return its report."""
     told: list[RowReport] = []
     kept = 0
     written, skipped = Counter[str](), {style: Counter[str]() for style in job.styles}
-    targets = {part: job.folder / f"{path.stem}.{part}.jsonl" for part in ("questions", *job.styles)}
+    targets = {part: job.claim(f"{path.stem}.{part}.jsonl") for part in ("questions", *job.styles)}
     with contextlib.ExitStack() as stack:
         handles: dict[str, IO[str]] = {
             part: stack.enter_context(target.open("w", encoding="utf-8", newline="\n"))
@@ -186,9 +183,9 @@ def _write_example(handle: IO[str], question: Question, style: str, shape: Calla
     return None
 
 
-def _cases(path: Path, folder: Path) -> dict[str, Any]:
+def _cases(job: _Job, path: Path) -> dict[str, Any]:
     cases = questions = 0
-    with (folder / f"{path.stem}.cases.jsonl").open("w", encoding="utf-8", newline="\n") as handle:
+    with job.claim(f"{path.stem}.cases.jsonl").open("w", encoding="utf-8", newline="\n") as handle:
         for case in _progress(cmb.read_clin(path), path):
             handle.write(jsonl.dumps(case) + "\n")
             cases += 1

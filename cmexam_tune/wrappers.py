@@ -66,6 +66,9 @@ TEMPLATES: dict[str, Template] = {
     "baichuan": Template(
         "<reserved_102>{q}<reserved_103>", "<reserved_102>{q}<reserved_103>{a}</s>", stop=("<reserved_102>",)
     ),
+    "baichuan2": Template(
+        "<reserved_106>{q}<reserved_107>", "<reserved_106>{q}<reserved_107>{a}</s>", stop=("<reserved_106>",)
+    ),
     "bentsao": Template("### 问题:\n{q}\n### 回答:\n", "### 问题:\n{q}\n### 回答:\n{a}\n", stop=("### 问题:",)),
     "bianque2": Template("病人：{q}\n医生：", "病人：{q}\n医生：{a}\n", stop=("\n病人：",)),
     "chatglm": Template("{q}", "[Round {i}]\n问：{q}\n答：{a}\n", "[Round {i}]\n问：{q}\n答：", stop=("[Round ",)),

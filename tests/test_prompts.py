@@ -154,6 +154,7 @@ def test_shorten_stem(keep):
         ("bentsao", "### 问题:\nQ\n### 回答:\n"),
         ("huatuo", "下面是一个问题，运用医学知识来正确回答提问.\n### 问题:\nQ\n### 回答:\n"),
         ("baichuan", "<reserved_102>Q<reserved_103>"),
+        ("baichuan2", "<reserved_106>Q<reserved_107>"),
         ("bianque2", "病人：Q\n医生："),
         ("chatglm", "Q"),
         ("chatglm2", "[Round 1]\n\n问：Q\n\n答："),

@@ -57,19 +57,28 @@ def load(run: str | Path, overrides: Sequence[str] = ()) -> "tuple[Config, Loade
 def reply(settings: Config, loaded: "Loaded", messages: Messages) -> Reply:
     """Return what the model says to the last message of a conversation.
 
+    Earlier turns count where the model's template has a form for them, see `remembers`.
+
     Raises:
         UserError: the last message is not the user's, or unusable generation settings.
     """
-    from cmexam_tune.families import _decode
+    from cmexam_tune.families import _causal, _decode
 
     if not messages or messages[-1]["role"] != "user":
         raise UserError("the last message must have the role user.")
-    codec = variants.load("families", settings.model.family).codec
+    codec: Any = variants.load("families", settings.model.family).codec
+    if not isinstance(codec, _causal.Codec):  # families with several releases choose one by the tokenizer
+        codec = codec(loaded.tokenizer, settings.prompt)
     ids = _prompt_ids(settings, loaded, messages, codec)
     nothing = Question("chat", "?", {"A": "?", "B": "?"}, None)
     answered = next(_decode.generate(codec, loaded, [_decode.Asked(nothing, ids)], settings))
     text = answered.text.strip()
     return Reply(text, len(ids), len(loaded.tokenizer(text, add_special_tokens=False)["input_ids"]))
+
+
+def remembers(settings: Config, loaded: "Loaded") -> bool:
+    """Return whether the model's template has a form for earlier turns; else every message stands for itself."""
+    return settings.prompt.template != "auto" or bool(loaded.tokenizer.chat_template)
 
 
 def _prompt_ids(settings: Config, loaded: "Loaded", messages: Messages, codec: Any) -> list[int]:
@@ -84,7 +93,7 @@ def _prompt_ids(settings: Config, loaded: "Loaded", messages: Messages, codec: A
         return ids
     spoken = [turn for turn in turns[:-1] if turn["role"] != "system"]
     history = [Example("", a["content"], b["content"], style) for a, b in zip(spoken[::2], spoken[1::2], strict=False)]
-    if history and template != "auto":
+    if history and remembers(settings, loaded):
         system = next((turn["content"] for turn in turns if turn["role"] == "system"), settings.prompt.system)
         last = prompts.wrap(last, template, system, history)
         return list(codec.source_ids(tokenizer, [last], dataclasses.replace(settings.prompt, template="none"))[0])
@@ -124,6 +133,8 @@ def main(argv: Sequence[str]) -> int | None:
     got = parser.parse_intermixed_args(list(argv))
     settings, loaded = load(got.run, got.overrides)
     cli.note("Ask; an empty line sends. /reset forgets the conversation, /exit ends it.")
+    if not remembers(settings, loaded):
+        cli.note("This model's template has no form for earlier turns: every message stands for itself.")
     turns: list[dict[str, str]] = []
     for text in messages_of(sys.stdin):
         if text.strip() == "/exit":

@@ -54,7 +54,7 @@ def build(family: str, out: str | Path, overwrite: bool = False, **sizes: int) -
         shutil.rmtree(folder)
     if family.startswith("chatglm"):
         builder: Any = variants.load("families", "cmexam_tune.families.chatglm.tiny")
-        builder.build(folder, version=2 if family == "chatglm2" else 1, **sizes)
+        builder.build(folder, texts(), version=2 if family == "chatglm2" else 1, **sizes)
     else:
         (_llama if family == "llama" else _bert)(folder, **sizes)
     return folder

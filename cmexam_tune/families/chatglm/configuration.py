@@ -1,5 +1,9 @@
 """The released config.json of ChatGLM-6B (v1) and of ChatGLM2/3-6B and GLM-4's remote-code checkpoints (v2)."""
 
+# transformers annotates its base classes only in part, and reads mutable class attributes.
+# ruff: noqa: RUF012
+# mypy: disable-error-code="no-untyped-call"
+
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,12 +15,12 @@ from transformers.utils.hub import cached_file
 from cmexam_tune.errors import UserError
 
 
-class ChatGLMConfig(PreTrainedConfig):  # type: ignore[misc]
+class ChatGLMConfig(PreTrainedConfig):
     """ChatGLM-6B. Field names are those of its config.json; transformers' own names are mapped onto them."""
 
     model_type = "chatglm"
-    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012 - transformers' own declaration
-    attribute_map = {  # noqa: RUF012
+    keys_to_ignore_at_inference = ["past_key_values"]
+    attribute_map = {
         "num_hidden_layers": "num_layers",
         "intermediate_size": "inner_hidden_size",
         "max_position_embeddings": "max_sequence_length",
@@ -50,12 +54,12 @@ class ChatGLMConfig(PreTrainedConfig):  # type: ignore[misc]
         super().__post_init__(**kwargs)
 
 
-class ChatGLM2Config(PreTrainedConfig):  # type: ignore[misc]
+class ChatGLM2Config(PreTrainedConfig):
     """ChatGLM2-6B, ChatGLM3-6B, GLM-4 (remote-code layout)."""
 
     model_type = "chatglm"
-    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012
-    attribute_map = {  # noqa: RUF012
+    keys_to_ignore_at_inference = ["past_key_values"]
+    attribute_map = {
         "num_hidden_layers": "num_layers",
         "intermediate_size": "ffn_hidden_size",
         "max_position_embeddings": "seq_length",

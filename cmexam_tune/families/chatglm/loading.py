@@ -1,5 +1,8 @@
 """Opening ChatGLM checkpoints: the public `load_model` and `load_tokenizer`."""
 
+# transformers annotates its base classes only in part.
+# mypy: disable-error-code="no-untyped-call, misc, has-type, no-any-return"
+
 from pathlib import Path
 
 from transformers import PreTrainedModel
@@ -8,7 +11,7 @@ from cmexam_tune.config import ModelConfig
 from cmexam_tune.errors import ConfigError, UserError
 from cmexam_tune.families import _checkpoint
 from cmexam_tune.families.chatglm import configuration, quantization
-from cmexam_tune.families.chatglm.configuration import ChatGLMConfig, find_file, read_values
+from cmexam_tune.families.chatglm.configuration import ChatGLM2Config, ChatGLMConfig, find_file, read_values
 from cmexam_tune.families.chatglm.modeling_v1 import ChatGLMForCausalLM
 from cmexam_tune.families.chatglm.modeling_v2 import ChatGLM2ForCausalLM
 from cmexam_tune.families.chatglm.tokenization import ChatGLM2Tokenizer, ChatGLMTokenizer, SentencePieceTokenizer
@@ -64,7 +67,9 @@ def read_model(model: ModelConfig) -> PreTrainedModel:
     return _dequantized(cls, model, config)
 
 
-def _dequantized(cls: type[PreTrainedModel], model: ModelConfig, config: ChatGLMConfig) -> PreTrainedModel:
+def _dequantized(
+    cls: type[PreTrainedModel], model: ModelConfig, config: ChatGLMConfig | ChatGLM2Config
+) -> PreTrainedModel:
     dtype, place = _checkpoint.dtype(model), _checkpoint.location(model)
     state = quantization.read_state(place, config.quantization_bit, dtype, model.revision)
     config.quantization_bit = 0

@@ -27,7 +27,8 @@ def trained(folder: Path, recipe: str, family: str, *changes: str) -> Path:
     if not (folder / "data").is_dir():
         preprocess("cmexam", [SAMPLE / "train.csv"], folder / "data")
     few = [
-        f"model.model_name_or_path={model}", f"data.train={folder}/data/train.questions.jsonl", "data.validation=[]", "training.eval_strategy=no",
+        f"model.model_name_or_path={model}", f"data.train={folder}/data/train.questions.jsonl", "data.validation=[]",
+        "training.eval_strategy=no",
         "data.max_train_samples=16", "prompt.max_source_length=512", "training.max_steps=2",
         "training.save_strategy=no", "training.global_batch_size=4", "training.per_device_train_batch_size=4",
         "training.gradient_checkpointing=false", "generation.max_new_tokens=6", f"out={folder}/{recipe}",

@@ -13,7 +13,7 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
 def question(number: int, stem: str = "", answer: str | None = "C", letters: str = "ABCDE", **more: Any) -> Question:
-    stem = stem or "患者，男，%d岁，反复上腹痛%d年，餐后缓解，最可能的诊断是" % (20 + number % 60, number % 9 + 1)
+    stem = stem or f"患者，男，{20 + number % 60}岁，反复上腹痛{number % 9 + 1}年，餐后缓解，最可能的诊断是"
     options = {letter: f"选项{letter}{number}的内容" for letter in letters}
     return Question(f"q:{number}", stem, options, answer, more.pop("explanation", f"因为{number}，所以如此。"), **more)
 
@@ -24,7 +24,7 @@ def questions(count: int) -> list[Question]:
     for i in range(count):
         letters = "ABCDEF"[: 4 + i % 3]
         answer = letters[i % len(letters)] if i % 3 else "AC"
-        stem = "关于疾病%d的说法%s" % (i, "长" * (i * 7 % 40))
+        stem = f"关于疾病{i}的说法{'长' * (i * 7 % 40)}"
         made.append(question(i, stem, answer, letters, kind="single" if i % 3 else "multiple"))
     return made
 

@@ -119,7 +119,7 @@ def test_constrained_takes_the_best_legal_token_at_each_step(model: tuple[Loaded
         legal = list(_decode.legal_answers(llama.codec, loaded, q, config).values())
         start = len(item.ids)
 
-        def allowed(_: int, ids: torch.Tensor) -> list[int]:
+        def allowed(_: int, ids: torch.Tensor, start: int = start, legal: list[list[int]] = legal) -> list[int]:
             done = ids[start:].tolist()
             return [row[len(done)] for row in legal if row[: len(done)] == done and len(row) > len(done)]
 

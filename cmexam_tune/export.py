@@ -1,0 +1,195 @@
+"""A trained run as something that transformers, PEFT or the ChatGLM authors' scripts load, checked on the way."""
+
+import dataclasses
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from cmexam_tune import cli, files
+from cmexam_tune.config import Config
+from cmexam_tune.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+
+    from cmexam_tune.families import Loaded
+
+Format = Literal["hf", "peft", "chatglm"]
+FORMATS: tuple[Format, ...] = ("hf", "peft", "chatglm")
+PROBES = (
+    "患者，男，45岁，反复上腹痛3年，餐后缓解，最可能的诊断是",
+    "问题: 下列药物中属于β受体阻断药的是, \n 选项: A 普萘洛尔\nB 硝苯地平\nC 卡托普利",
+    "Which of the following is 37.2?",
+)
+"""Texts on which the export must give the trained model's logits."""
+TOLERANCE = {"torch.float32": 1e-3, "torch.float16": 2e-2, "torch.bfloat16": 1e-1}
+"""Largest difference of logits, relative to the largest logit: rounding of merged weights in each type."""
+
+
+def export(
+    run: str | Path, out: str | Path, *, merge: bool = False, format: Format | None = None, overwrite: bool = False
+) -> Path:
+    """Write the model of a run to the folder `out` and return it.
+
+    Args:
+        run: folder of a finished training run.
+        out: folder to write; it appears only when the export has been read back and gives the same logits.
+        merge: put a LoRA adapter into its base; the result is a plain transformers model.
+        format: `hf` (whole model), `peft` (adapter) or `chatglm` (prefix in the ChatGLM authors' format). Default:
+            whole models as they are, adapters as adapters, with `merge` hf.
+        overwrite: replace what lies at `out`.
+
+    Raises:
+        UserError: a combination that cannot be, an output that exists, or an export that answers differently.
+    """
+    from cmexam_tune import runs
+
+    target = files.check_output(out, overwrite)
+    settings = runs.open_run(run).config
+    chosen = _format(settings, merge, format)
+    writer = {"hf": _whole, "peft": _adapter, "chatglm": _authors}[chosen]
+    _, loaded = runs.load(run)
+    staged = target.with_name(f".{target.name}.part")
+    shutil.rmtree(staged, ignore_errors=True)
+    staged.mkdir(parents=True)
+    try:
+        writer(settings, loaded, Path(run) / runs.ADAPTER, staged)
+        if target.is_dir() and not target.is_symlink():
+            shutil.rmtree(target)
+        elif target.exists():
+            target.unlink()
+        staged.rename(target)
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
+    return target
+
+
+def _format(settings: Config, merge: bool, wanted: Format | None) -> Format:
+    """Return the format, or say why it cannot be."""
+    from cmexam_tune import runs
+
+    method, standalone = settings.tuning.method, runs.parts(settings)[1].standalone
+    chosen: Format = wanted or ("hf" if merge or standalone else "peft")
+    if merge and chosen != "hf":
+        raise UserError(f"--merge gives a whole model, --format {chosen} does not. Leave one of them out.")
+    if merge and standalone:
+        raise UserError(f"--merge: a run with tuning.method={method} is a whole model already. Leave it out.")
+    if chosen == "hf" and method == "ptuning":
+        raise UserError("a prefix cannot be merged into weights. Use --format peft, or chatglm for ChatGLM models.")
+    if chosen == "hf" and not standalone and not merge:
+        raise UserError("--format hf: the run is an adapter. Add --merge to put it into its base model.")
+    if chosen == "peft" and standalone:
+        raise UserError(f"--format peft: a run with tuning.method={method} is a whole model. Use --format hf.")
+    if chosen == "chatglm" and (method != "ptuning" or settings.model.family != "chatglm"):
+        raise UserError(f"--format chatglm: needs P-tuning on a ChatGLM, this is {method} on {settings.model.family}.")
+    if chosen == "peft" and settings.model.adapter_name_or_path is not None:
+        raise UserError(
+            f"--format peft: the adapter sits on {settings.model.model_name_or_path} plus "
+            f"{settings.model.adapter_name_or_path}, which PEFT cannot name as a base. Use --merge."
+        )
+    return chosen
+
+
+def _whole(settings: Config, loaded: "Loaded", adapter: Path, out: Path) -> None:
+    """Write a plain transformers model: merged if the run is an adapter."""
+    from cmexam_tune import runs
+
+    family: Any = runs.parts(settings)[0]
+    expected = logits(loaded)
+    model: Any = loaded.model
+    if not runs.parts(settings)[1].standalone:
+        model = model.merge_and_unload(safe_merge=True)
+    if family.task == "generate":
+        # Training turned the cache off; whoever loads the export expects transformers' default.
+        model.config.use_cache = True
+    model.save_pretrained(out)
+    loaded.tokenizer.save_pretrained(out)
+    there = dataclasses.replace(
+        settings.model, model_name_or_path=str(out), adapter_name_or_path=None, revision=None, config={}
+    )
+    del model
+    _compare(expected, lambda: family.load(there), "the exported model")
+
+
+def _adapter(settings: Config, loaded: "Loaded", adapter: Path, out: Path) -> None:
+    """Copy the adapter, with the tokenizer, and read it back with PEFT alone."""
+    from peft import PeftModel
+
+    from cmexam_tune import runs
+    from cmexam_tune.families import Loaded
+
+    shutil.copytree(adapter, out, dirs_exist_ok=True)
+    loaded.tokenizer.save_pretrained(out)
+    family: Any = runs.parts(settings)[0]
+    expected = logits(loaded)
+
+    def plain() -> "Loaded":
+        model: Any = loaded.model
+        base = family.load(settings.model).model if settings.tuning.method == "ptuning" else model.unload()
+        tuned: Any = PeftModel.from_pretrained(base, str(out))
+        return Loaded(tuned, loaded.tokenizer)
+
+    if settings.tuning.method != "ptuning" or (family.prefix_shifts_positions and family.task == "generate"):
+        _compare(expected, plain, "the adapter in plain PEFT")
+    else:
+        cli.note("note: PEFT has no prefix for this family's models; the adapter works with cmexam_tune only.")
+
+
+def _authors(settings: Config, loaded: "Loaded", adapter: Path, out: Path) -> None:
+    """Write the prefix as the ChatGLM authors' trainer does."""
+    from cmexam_tune.tuning import ptuning
+
+    ptuning.export_chatglm(loaded.model, out)
+
+
+def logits(loaded: "Loaded") -> "list[torch.Tensor]":
+    """Return the logits [tokens or 1, outputs] of the probe texts, in float32 on the CPU."""
+    import torch
+
+    found = []
+    for text in PROBES:
+        ids = loaded.tokenizer(text, return_tensors="pt")["input_ids"].to(loaded.model.device)
+        with torch.inference_mode():
+            found.append(loaded.model(input_ids=ids).logits[0].float().cpu())
+    return found
+
+
+def _compare(expected: "list[torch.Tensor]", load: "Callable[[], Loaded]", what: str) -> None:
+    """Refuse an export whose logits are not those of the trained model."""
+    loaded = load()
+    model: Any = loaded.model
+    model.eval()
+    limit = TOLERANCE.get(str(loaded.model.dtype), max(TOLERANCE.values()))
+    for text, before, after in zip(PROBES, expected, logits(loaded), strict=True):
+        difference = float((before - after).abs().max() / before.abs().max().clamp(min=1e-6))
+        if not difference <= limit:
+            raise UserError(
+                f"{what} does not answer like the trained one: on {text[:20]!r} logits differ by {difference:.2g} of "
+                f"the largest, at most {limit:g} is rounding. Nothing was written; train with model.dtype=float32."
+            )
+
+
+def main(argv: Sequence[str]) -> int | None:
+    """Read the command line and export."""
+    parser = cli.Parser(
+        "export",
+        "Write the model of a run so that transformers, PEFT or the ChatGLM authors' scripts load it. The export is\n"
+        "read back first: it is kept only if it gives the trained model's logits.",
+        "examples:\n"
+        "  cmexam-tune export --run runs/lora_llama --out models/exam-llama --merge\n"
+        "  cmexam-tune export --run runs/lora_llama --out adapters/exam-llama --format peft\n"
+        "  cmexam-tune export --run runs/ptuning_chatglm --out adapters/exam-chatglm --format chatglm",
+    )
+    parser.add_argument("--run", required=True, metavar="DIR", help="folder of a finished training run")
+    parser.add_argument("--out", required=True, metavar="DIR", help="folder to write")
+    parser.add_argument("--merge", action="store_true", help="put a LoRA adapter into its base model")
+    parser.add_argument("--format", choices=FORMATS, help="hf: whole model; peft: adapter; chatglm: authors' prefix")
+    parser.add_argument("--overwrite", action="store_true", help="replace the folder if it exists")
+    got = parser.parse_args(list(argv))
+    cli.say(str(export(got.run, got.out, merge=got.merge, format=got.format, overwrite=got.overwrite)))
+    return None
+
+
+if __name__ == "__main__":
+    cli.run(main)

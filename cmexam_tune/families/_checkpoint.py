@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import (
     CONFIG_MAPPING,
     AutoConfig,
@@ -19,7 +21,7 @@ from cmexam_tune.config import ModelConfig
 from cmexam_tune.errors import ConfigError, UserError
 from cmexam_tune.variants import suggest
 
-LOADING = (OSError, RuntimeError, ValueError, KeyError, ImportError)
+LOADING = (OSError, RuntimeError, ValueError, KeyError, ImportError, SafetensorError, UnpicklingError)
 """What transformers and PEFT raise for files that are missing, damaged or of another shape."""
 
 

@@ -38,11 +38,13 @@ def load(model: "PreTrainedModel", folder: Path) -> None:
     Raises:
         UserError: the folder holds no model, or one of another shape.
     """
+    from safetensors import SafetensorError
+
     kind: Any = type(model)
     try:
         stored, info = kind.from_pretrained(folder, dtype="auto", output_loading_info=True)
         if info["missing_keys"]:
             raise ValueError(f"{len(info['missing_keys'])} weights are missing")
         model.load_state_dict(stored.state_dict())
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UserError(f"{folder}: holds no weights for this model ({str(error).splitlines()[0]}).") from None

@@ -86,6 +86,7 @@ def load(model: "PreTrainedModel", folder: Path) -> None:
         UserError: the folder holds no adapter, or one with other layers or ranks.
     """
     from peft.utils.save_and_load import get_peft_model_state_dict, load_peft_weights, set_peft_model_state_dict
+    from safetensors import SafetensorError
 
     try:
         weights = load_peft_weights(str(folder), device="cpu")
@@ -93,5 +94,5 @@ def load(model: "PreTrainedModel", folder: Path) -> None:
         if odd := sorted(set(wanted) ^ set(weights)):
             raise ValueError(f"{len(odd)} tensors differ in name, the first is {odd[0]}")
         set_peft_model_state_dict(model, weights)
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UserError(f"{folder}: holds no LoRA adapter for this model ({str(error).splitlines()[0]}).") from None

@@ -1,0 +1,457 @@
+"""ChatGLM from the checkout alone: plain formulas as witness, batches, precision, formats, tokenizers, tuning."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+torch = pytest.importorskip("torch")
+
+import modelkit  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
+
+from cmexam_tune.config import ModelConfig, PromptConfig  # noqa: E402
+from cmexam_tune.errors import ConfigError, UserError  # noqa: E402
+from cmexam_tune.families import Loaded, chatglm  # noqa: E402
+from cmexam_tune.families.chatglm import quantization, tiny  # noqa: E402
+from cmexam_tune.families.chatglm import tokenization as tokens  # noqa: E402
+from cmexam_tune.tuning import lora, ptuning  # noqa: E402
+
+OWN = Path(__file__).resolve().parent / "golden_chatglm"
+VERSIONS = ("v1", "v2")
+PREFIX = 4
+GREEDY = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
+KINDS = ("plain", "flat", "proj")
+TEXTS = ("问题: 患者，男，45岁，\n 选项: A 10⁹/L\nB  两个空格\tC", "<sop>[gMASK]</s><eop><|user|> 答案: AC", "ABC 123")
+
+
+def outputs(version: str) -> dict[str, Any]:
+    return load_file(OWN / version / "outputs.safetensors")
+
+
+def model_of(version: str, kind: str = "plain") -> Any:
+    return chatglm.load_model(OWN / version, None if kind == "plain" else OWN / version / f"prefix_{kind}.safetensors")
+
+
+def rows_of(version: str) -> list[Any]:
+    return [outputs(version)[f"{i}.ids"] for i in range(3)]
+
+
+def pad(rows: list[Any], side: str, value: int = 3) -> dict[str, Any]:
+    width = max(len(row) for row in rows)
+    gaps = [(width - len(row), 0) if side == "left" else (0, width - len(row)) for row in rows]
+    fill = torch.nn.functional.pad
+    return {
+        "input_ids": torch.stack([fill(row, gap, value=value) for row, gap in zip(rows, gaps, strict=True)]),
+        "attention_mask": torch.stack([fill(torch.ones_like(r), g) for r, g in zip(rows, gaps, strict=True)]),
+    }
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_and_greedy_ids_are_those_of_the_plain_formulas(version: str, kind: str) -> None:
+    model, g = model_of(version, kind), outputs(version)
+    rows = rows_of(version)
+    with torch.no_grad():
+        for i, row in enumerate(rows):
+            assert (model(input_ids=row[None]).logits[0] - g[f"{i}.{kind}"]).abs().max() < 1e-4
+            assert torch.equal(model.generate(row[None], **GREEDY)[0, len(row) :], g[f"{i}.{kind}.greedy"])
+        for side in ("left", "right"):
+            batch = pad(rows, side)
+            logits = model(**batch).logits
+            for i in range(3):
+                assert (logits[i][batch["attention_mask"][i].bool()] - g[f"{i}.{kind}"]).abs().max() < 1e-4
+        batch = pad(rows, "left")
+        for cache in (True, False):
+            out = model.generate(**batch, use_cache=cache, **GREEDY)[:, batch["input_ids"].shape[1] :]
+            assert all(torch.equal(out[i], g[f"{i}.{kind}.greedy"]) for i in range(3))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_packed_questions_see_only_themselves(version: str, kind: str) -> None:
+    model, g, rows = model_of(version, kind), outputs(version), rows_of(version)
+    filler = torch.full((4,), 3)
+    ids = torch.cat([*rows, filler])[None]
+    positions = torch.cat([torch.arange(len(part)) for part in (*rows, filler)])[None]
+    for cache in (True, False):
+        logits = model(input_ids=ids, position_ids=positions, use_cache=cache).logits[0]
+        assert torch.isfinite(logits).all()
+        expected = torch.cat([g[f"{i}.{kind}"] for i in range(3)])
+        assert (logits[:-4] - expected).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("kind", ["plain", "proj"])
+def test_beams_and_sampling_do_not_depend_on_the_batch(version: str, kind: str) -> None:
+    model, rows = model_of(version, kind), rows_of(version)
+    batch = pad(rows, "left")
+    together = model.generate(**batch, **{**GREEDY, "num_beams": 3})[:, batch["input_ids"].shape[1] :]
+    for i, row in enumerate(rows):
+        assert torch.equal(together[i], model.generate(row[None], **{**GREEDY, "num_beams": 3})[0, len(row) :])
+    torch.manual_seed(5)
+    sampled = model.generate(rows[0][None], max_new_tokens=6, do_sample=True, top_p=0.7, temperature=0.95)
+    assert sampled.shape[1] > len(rows[0])
+
+
+def test_long_context_releases_stretch_the_base_or_the_positions(tmp_path: Path) -> None:
+    shutil.copytree(OWN / "v2", tmp_path / "a")
+    values = json.loads((tmp_path / "a" / "config.json").read_text())
+    (tmp_path / "a" / "config.json").write_text(json.dumps({**values, "rope_ratio": 50}))
+    g = outputs("v2")
+    logits = chatglm.load_model(tmp_path / "a")(input_ids=g["1.ids"][None]).logits[0]
+    assert (logits - g["1.ratio50"]).abs().max() < 1e-4 < (logits - g["1.plain"]).abs().max()
+    named = {**values, "rope_ratio": 4, "_name_or_path": "THUDM/chatglm2-6b-32k"}
+    (tmp_path / "a" / "config.json").write_text(json.dumps(named))
+    model = chatglm.load_model(tmp_path / "a")
+    assert model.config.rope_interpolation
+    ids, places = g["1.ids"][None], torch.arange(len(g["1.ids"]))[None]
+    # Positions are divided by 4, so four times the usual ones give the usual result.
+    stretched = model(input_ids=ids, attention_mask=torch.ones_like(ids), position_ids=4 * places).logits[0]
+    assert (stretched - g["1.plain"]).abs().max() < 1e-4
+    assert (model(input_ids=ids).logits[0] - g["1.plain"]).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_stays_near(version: str, dtype: str) -> None:
+    model, g = chatglm.load_model(OWN / version, OWN / version / "prefix_flat.safetensors", dtype), outputs(version)
+    assert model.dtype == getattr(torch, dtype)
+    assert ptuning.encoder_of(model).embedding.weight.dtype == torch.float32
+    logits = model(input_ids=g["1.ids"][None]).logits[0]
+    assert logits.dtype == model.dtype and torch.isfinite(logits).all()
+    assert (logits.float() - g["1.flat"]).abs().mean() < (0.03 if dtype == "float16" else 0.25)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("method", ["lora", "ptuning", "full"])
+def test_tuning_lowers_the_loss_and_checkpointing_changes_no_gradient(version: str, method: str) -> None:
+    model = model_of(version)
+    if method == "lora":
+        torch.manual_seed(1)
+        model = lora.attach(model, chatglm, lora.Settings(r=4, lora_alpha=8, lora_dropout=0.0))
+    elif method == "ptuning":
+        torch.manual_seed(1)
+        model = ptuning.attach(model, chatglm, ptuning.Settings(PREFIX, True, None, 0.1))
+    trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    assert (len(trained) == 5) == (method == "ptuning")
+    batch = pad(rows_of(version), "right")
+    batch["labels"] = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
+    batch["labels"][:, :4] = -100
+    model.train()
+    optimizer = torch.optim.AdamW(trained.values(), lr=1e-2)
+
+    def gradients() -> tuple[float, dict[str, Any]]:
+        torch.manual_seed(7)
+        model.zero_grad()
+        loss = model(**batch, use_cache=False).loss
+        loss.backward()
+        return float(loss.detach()), {n: p.grad.clone() for n, p in trained.items()}
+
+    first, plain = gradients()
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    again, checkpointed = gradients()
+    assert first == again
+    assert max(float((plain[n] - checkpointed[n]).abs().max()) for n in plain) < 1e-6
+    assert method == "lora" or all(float(grad.abs().max()) > 0 for grad in plain.values())
+    for _ in range(8):
+        loss, _ = gradients()
+        optimizer.step()
+    assert loss < first - 0.3
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("projection", [False, True])
+def test_authors_prefix_format_there_and_back(version: str, projection: bool, tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    model = ptuning.attach(model_of(version), chatglm, ptuning.Settings(PREFIX, projection, None, 0.1)).eval()
+    ids = rows_of(version)[1][None]
+    wanted = model(input_ids=ids).logits
+    file = ptuning.export_chatglm(model, tmp_path / "from_model")
+    config = json.loads((tmp_path / "from_model" / "config.json").read_text())
+    assert (config["pre_seq_len"], config["prefix_projection"]) == (PREFIX, projection)
+    stored = torch.load(file, weights_only=True)
+    assert all(k.startswith("transformer.prefix_encoder.") and v.dtype == torch.float32 for k, v in stored.items())
+    ptuning.save(model, tmp_path / "adapter")
+    ptuning.export_chatglm(tmp_path / "adapter", tmp_path / "from_adapter")
+    for folder in ("from_model", "from_adapter"):
+        back = chatglm.load_model(OWN / version, tmp_path / folder)
+        assert torch.equal(back(input_ids=ids).logits, wanted)
+    shutil.copytree(OWN / version, tmp_path / "base")
+    tokenizer_into(tmp_path / "base", version)
+    named = ModelConfig("chatglm", str(tmp_path / "base"), adapter_name_or_path=str(tmp_path / "from_model"))
+    assert torch.equal(chatglm.load(named).model.eval()(input_ids=ids).logits, wanted)
+
+
+def tokenizer_into(folder: Path, version: str) -> None:
+    """Put a tokenizer that is no larger than 96 tokens into the folder; only its loading matters."""
+    from sentencepiece import SentencePieceTrainer
+
+    prefix = folder / ("ice_text" if version == "v1" else "tokenizer")
+    lines = iter(["问题 答案 A B C D 选项", "患者 男 诊断 正确 的 是"])
+    extra = {"pad_id": 3, "control_symbols": ["[MASK]", "[gMASK]", "<sop>", "<eop>"]} if version == "v1" else {}
+    SentencePieceTrainer.train(
+        sentence_iterator=lines, model_prefix=str(prefix), vocab_size=60, hard_vocab_limit=False, minloglevel=2, **extra
+    )
+
+
+def test_a_prefix_of_another_size_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="another num_virtual_tokens, projection or base model"):
+        chatglm.load_model(OWN / "v1", OWN / "v2" / "prefix_flat.safetensors")
+    with pytest.raises(UserError, match="no such"):
+        chatglm.load_model(OWN / "v1", tmp_path / "none.bin")
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("bits", [8, 4])
+def test_quantized_checkpoint_loads_dequantized(version: str, bits: int, tmp_path: Path) -> None:
+    state = load_file(OWN / version / "model.safetensors")
+    stored, plain = {}, {}
+    for name, value in state.items():
+        is_linear = value.ndim == 2 and ".layers." in name
+        if is_linear:
+            packed, scale = quantization.quantize(value.half(), bits)
+            stored[name], stored[f"{name}_scale"] = packed, scale
+            plain[name] = quantization.dequantize(packed, scale, bits, torch.float32)
+            assert (plain[name] - value).abs().max() <= scale.float().max() * 0.6
+        else:
+            stored[name] = plain[name] = value.half()
+    config = json.loads((OWN / version / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_bit": bits}))
+    halves = list(stored)
+    parts = {"pytorch_model-1.bin": halves[::2], "pytorch_model-2.bin": halves[1::2]}
+    for file, names in parts.items():
+        torch.save({name: stored[name] for name in names}, tmp_path / file)
+    index = {name: file for file, names in parts.items() for name in names}
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": index}))
+    model = chatglm.load_model(tmp_path)
+    got = model.state_dict()
+    assert all(torch.equal(got[name], value.float()) for name, value in plain.items())
+    model.save_pretrained(tmp_path / "plain")
+    ids = rows_of(version)[0][None]
+    assert torch.equal(chatglm.load_model(tmp_path / "plain")(input_ids=ids).logits, model(input_ids=ids).logits)
+    (tmp_path / "pytorch_model-2.bin").unlink()
+    with pytest.raises(UserError, match=r"no complete model\.safetensors"):
+        chatglm.load_model(tmp_path)
+
+
+def test_sharded_bin_and_first_release_config(tmp_path: Path) -> None:
+    state = load_file(OWN / "v1" / "model.safetensors")
+    names = sorted(state)
+    parts = {"pytorch_model-00001.bin": names[::2], "pytorch_model-00002.bin": names[1::2]}
+    for file, some in parts.items():
+        torch.save({name: state[name] for name in some}, tmp_path / file)
+    index = {name: file for file, some in parts.items() for name in some}
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    config = json.loads((OWN / "v1" / "config.json").read_text())
+    # The first release names no mask tokens: they lie 3 and 4 before <sop>.
+    first = {k: v for k, v in config.items() if k not in ("mask_token_id", "gmask_token_id", "pad_token_id")}
+    (tmp_path / "config.json").write_text(json.dumps(first))
+    model, g = chatglm.load_model(tmp_path), outputs("v1")
+    assert (model.config.gmask_token_id, model.config.mask_token_id) == (81, 80)
+    assert (model(input_ids=g["0.ids"][None]).logits[0] - g["0.plain"]).abs().max() < 1e-4
+
+
+def test_rows_that_chatglm_cannot_read_are_refused() -> None:
+    model = model_of("v1")
+    with pytest.raises(ValueError, match="no <sop>"):
+        model(input_ids=torch.tensor([[9, 10, 81]]))
+    with pytest.raises(ValueError, match="neither"):
+        model(input_ids=torch.tensor([[9, 10, 84, 12]]))
+    cache = model(input_ids=torch.tensor([[9, 81, 84]]), use_cache=True).past_key_values
+    with pytest.raises(ValueError, match="needs position_ids"):
+        model(input_ids=torch.tensor([[9]]), past_key_values=cache)
+    with pytest.raises(ValueError, match="inputs_embeds"):
+        model(inputs_embeds=torch.zeros(1, 3, 32))
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"add_bias_linear": True}, UserError, "add_bias_linear: true, which is not supported"),
+        ({"model_type": "llama"}, UserError, "not a ChatGLM"),
+        ({"num_layers": 5}, UserError, "not in the checkpoint"),
+        ({"quantization_bit": 3}, UserError, "4 and 8 exist"),
+    ],
+)
+def test_unusable_checkpoints_are_refused(
+    changes: dict[str, Any], error: type[Exception], words: str, tmp_path: Path
+) -> None:
+    shutil.copytree(OWN / "v2", tmp_path / "m")
+    values = json.loads((OWN / "v2" / "config.json").read_text())
+    (tmp_path / "m" / "config.json").write_text(json.dumps({**values, **changes}))
+    with pytest.raises(error, match=words):
+        chatglm.load_model(tmp_path / "m")
+
+
+def test_unusable_arguments_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="dtype"):
+        chatglm.load_model(OWN / "v1", dtype="int8")
+    with pytest.raises(UserError, match="no such folder"):
+        chatglm.load_model(tmp_path / "none")
+    with pytest.raises(UserError, match="neither ice_text"):
+        chatglm.load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.model").write_text("IQ== 0\n")
+    with pytest.raises(UserError, match="not a sentencepiece model"):
+        chatglm.load_tokenizer(tmp_path)
+    folder = modelkit.checkpoint("chatglm")
+    with pytest.raises(ConfigError, match=r"model\.config\.hidden_sizes: .*did you mean 'hidden_size'"):
+        chatglm.load(ModelConfig("chatglm", folder, config={"hidden_sizes": 3}))
+    with pytest.raises(ConfigError, match="has no head"):
+        chatglm.load(ModelConfig("chatglm", folder, head="choice"))
+
+
+@pytest.fixture(scope="module", params=[1, 2, 3])
+def release(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    from cmexam_tune.tiny import texts
+
+    folder = tiny.build(tmp_path_factory.mktemp("glm") / f"v{request.param}", texts(), version=request.param)
+    return SimpleNamespace(
+        version=request.param, folder=folder, loaded=chatglm.load(ModelConfig("chatglm", str(folder)))
+    )
+
+
+def test_tiny_tokenizers_round_trip_and_take_no_special_token_from_text(release: Any, tmp_path: Path) -> None:
+    tok = release.loaded.tokenizer
+    special = {tok.eos_token_id, tok.bos_token_id, tok.gmask_token_id}
+    special |= set(getattr(tok, "special_ids", {}).values())
+    rows = tok(list(TEXTS), add_special_tokens=False)["input_ids"]
+    for text, row in zip(TEXTS, rows, strict=True):
+        assert not special & set(row)
+        assert tok(text, add_special_tokens=False)["input_ids"] == row
+        wanted = text
+        for full, half in (("，", ","), ("⁹", "9")) if release.version == 1 else ():
+            wanted = wanted.replace(full, half)
+        assert tok.decode(row).strip() == wanted
+    tok.save_pretrained(tmp_path)
+    again = chatglm.load_tokenizer(tmp_path)
+    assert type(again) is type(tok) and len(again) == len(tok)
+    assert again(list(TEXTS))["input_ids"] == tok(list(TEXTS))["input_ids"]
+
+
+def test_tokenizer_batches_go_into_the_model_as_they_are(release: Any) -> None:
+    tok, model = release.loaded.tokenizer, release.loaded.model.eval()
+    batch = tok(list(TEXTS), padding=True, return_tensors="pt")
+    how = {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False}
+    together = model.generate(**batch, **how)[:, -5:]
+    for i, text in enumerate(TEXTS):
+        alone = tok(text, return_tensors="pt")
+        assert torch.equal(together[i], model.generate(**alone, **how)[0, -5:])
+        real = alone["input_ids"].shape[1]
+        logits = model(**batch).logits[i, -real:]
+        assert (logits - model(**alone).logits[0]).abs().max() < 1e-4
+
+
+def test_training_layout_and_labels(release: Any) -> None:
+    loaded: Loaded = release.loaded
+    tok: Any = loaded.tokenizer
+    prompt = PromptConfig("answer", 300, 20)
+    question = modelkit.question(1, answer="B")
+    row = chatglm.encode(loaded, [question], prompt, ModelConfig("chatglm", "")).rows[0]
+    ids, labels = row["input_ids"], row["labels"]
+    kept = [i for i in labels if i != -100]
+    assert ids[-len(kept) :] == kept and set(labels[: -len(kept)]) == {-100}
+    assert kept[-1] == tok.eos_token_id
+    answer = tok.text_ids(["答案: B"])[0]
+    line = tok.text_ids(["\n"])[0]
+    if release.version == 1:
+        # As in the original, sop is the first label, predicted from [gMASK].
+        assert kept == [tok.bos_token_id, *answer, tok.eos_token_id]
+        assert ids[-len(kept) - 1] == tok.gmask_token_id
+    elif release.version == 2:
+        assert kept == [*answer, tok.eos_token_id] and ids[:2] == [tok.gmask_token_id, tok.special_ids["sop"]]
+        assert tok.decode(ids[: -len(kept)]).startswith("[Round 1]\n\n问：")
+    else:
+        assert kept == [*line, *answer, tok.eos_token_id]
+        assert ids[2] == tok.special_ids["<|user|>"] and ids[-len(kept) - 1] == tok.special_ids["<|assistant|>"]
+        assert loaded.model.generation_config.eos_token_id == tok.stop_ids and len(tok.stop_ids) == 3
+    plain = PromptConfig("answer", 300, 20, template="none")
+    bare = chatglm.encode(loaded, [question], plain, ModelConfig("chatglm", "")).rows[0]
+    assert [i for i in bare["labels"] if i != -100] == ([tok.bos_token_id] * (release.version == 1)) + [
+        *answer, tok.eos_token_id
+    ]  # fmt: skip
+    system = PromptConfig("answer", 300, 20, system="你是医生")
+    if release.version == 3:
+        told = chatglm.encode(loaded, [question], system, ModelConfig("chatglm", "")).rows[0]["input_ids"]
+        assert told[2] == tok.special_ids["<|system|>"] and len(told) > len(ids)
+    else:
+        with pytest.raises(ConfigError, match="system"):
+            chatglm.encode(loaded, [question], system, ModelConfig("chatglm", ""))
+
+
+def test_packed_loss_equals_padded_loss(release: Any) -> None:
+    loaded = release.loaded
+    prompt = PromptConfig("answer", 300, 20)
+    rows = chatglm.encode(loaded, modelkit.questions(6), prompt, ModelConfig("chatglm", "")).rows
+    padded = chatglm.collate(loaded, [[row] for row in rows])
+    packed = chatglm.collate(loaded, [rows[:2], rows[2:]])
+    assert abs(loaded.model(**padded).loss - loaded.model(**packed).loss) < 1e-5
+
+
+def test_every_way_of_answering(release: Any) -> None:
+    questions = modelkit.questions(4)
+    model = {"family": "chatglm", "model_name_or_path": str(release.folder)}
+    for mode in ("generate", "constrained", "likelihood"):
+        config = modelkit.make_config("chatglm", model=model, generation={"mode": mode}, prompt__max_target_length=8)
+        got = {p.question_id: p for p in chatglm.answer(release.loaded, questions, config)}
+        assert set(got) == {q.id for q in questions}
+        if mode != "generate":
+            assert all(got[q.id].answer for q in questions)
+        alone = modelkit.make_config(
+            "chatglm", model=model, generation={"mode": mode, "batch_size": 1}, prompt__max_target_length=8
+        )
+        assert {p.question_id: p for p in chatglm.answer(release.loaded, questions, alone)} == got
+
+
+def test_embedding_must_hold_the_tokenizer(tmp_path: Path) -> None:
+    shutil.copytree(modelkit.checkpoint("chatglm2"), tmp_path / "m")
+    state = load_file(tmp_path / "m" / "model.safetensors")
+    for name in ("transformer.embedding.word_embeddings.weight", "transformer.output_layer.weight"):
+        state[name] = state[name][:100].clone()
+    save_file(state, tmp_path / "m" / "model.safetensors", {"format": "pt"})
+    values = json.loads((tmp_path / "m" / "config.json").read_text())
+    (tmp_path / "m" / "config.json").write_text(json.dumps({**values, "padded_vocab_size": 100}))
+    with pytest.raises(UserError, match="100 embeddings: they belong to different releases"):
+        chatglm.load(ModelConfig("chatglm", str(tmp_path / "m")))
+
+
+def test_glm4_in_transformers_own_layout(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer, GlmConfig, GlmForCausalLM
+
+    tokenizer = AutoTokenizer.from_pretrained(modelkit.checkpoint("llama"))
+    tokenizer.save_pretrained(tmp_path)
+    config = GlmConfig(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, pad_token_id=0, eos_token_id=2,
+    )  # fmt: skip
+    GlmForCausalLM(config).save_pretrained(tmp_path)
+    loaded = chatglm.load(ModelConfig("chatglm", str(tmp_path)))
+    rows = chatglm.encode(
+        loaded, modelkit.questions(2), PromptConfig("answer", 300, 30), ModelConfig("chatglm", "")
+    ).rows
+    batch = chatglm.collate(loaded, [[row] for row in rows])
+    tuned = ptuning.attach(loaded.model, chatglm, ptuning.Settings(3))
+    tuned(**batch).loss.backward()
+    assert float(ptuning.encoder_of(tuned).embedding.weight.grad.abs().max()) > 0
+
+
+REAL = modelkit.SHARED / "golden" / "tokenizers"
+
+
+@pytest.mark.skipif(not REAL.exists(), reason=f"the original sentencepiece models are not in {REAL}")
+@pytest.mark.parametrize("cls", [tokens.ChatGLMTokenizer, tokens.ChatGLM2Tokenizer])
+def test_thousands_of_questions_are_encoded_in_seconds(cls: Any) -> None:
+    import time
+
+    file = "ice_text.model" if cls is tokens.ChatGLMTokenizer else "tokenizer.model"
+    tokenizer = cls(str(REAL / file))
+    long = [f"患者，男，{i % 80}岁，反复上腹痛{i % 9}年，餐后缓解。" * 12 for i in range(6810)]
+    start = time.perf_counter()
+    rows = tokenizer(long)["input_ids"]
+    assert len(rows) == 6810
+    assert time.perf_counter() - start < 20

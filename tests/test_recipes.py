@@ -1,0 +1,211 @@
+"""Every recipe loads, passes --dry-run and runs two steps (or answers, off the shelf) with a tiny model."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cmexam_tune import config, export, files, jsonl, prompts, rows, tiny
+from cmexam_tune.predict import predict
+from cmexam_tune.preprocess import preprocess
+from cmexam_tune.schema import Prediction
+from cmexam_tune.train import main as train_main
+from cmexam_tune.train import train
+
+ROOT = Path(__file__).resolve().parents[1]
+SAMPLE = ROOT / "cmexam_tune" / "sample"
+RECIPES = sorted((ROOT / "recipes").rglob("*.yaml"))
+NAMES = [path.stem for path in RECIPES]
+TRAINED = [name for name in NAMES if not name.startswith(rows.ZERO_SHOT)]
+ZERO_SHOT = [name for name in NAMES if name.startswith(rows.ZERO_SHOT)]
+SHELL = sorted((ROOT / "recipes").glob("*.sh"))
+# CMExam's Table 3 (fine-tuned and off the shelf) and CMB's Table 4 with its base.
+PAPER_ROWS = {
+    "BERT-CMExam", "RoBERTa-CMExam", "Huatuo-CMExam", "ChatGLM-CMExam", "LLaMA-CMExam", "Alpaca-CMExam",
+    "Vicuna-CMExam", "ChatGLM", "LLaMA", "Vicuna", "Alpaca", "Huatuo", "DoctorGLM", "DISC-MedLLM-13B",
+    "DISC-MedLLM-13B (CMB-train)",
+}  # fmt: skip
+
+
+def test_every_row_has_a_recipe_and_every_recipe_an_entry() -> None:
+    assert len(RECIPES) >= len(PAPER_ROWS) and set(rows.known()) == set(NAMES)
+    assert {row.paper[1] for row in rows.known().values() if row.paper} == PAPER_ROWS
+    both = {row.paper[1] for row in rows.known().values() if row.paper and row.recipe.endswith("_script")}
+    assert both == {"ChatGLM-CMExam", "LLaMA-CMExam", "Alpaca-CMExam", "Vicuna-CMExam", "Huatuo-CMExam"}
+    for name in PAPER_ROWS - {"ChatGLM", "LLaMA", "Vicuna", "Alpaca", "Huatuo", "DoctorGLM"}:
+        assert rows.find(name).published["accuracy"] > 10, name
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=NAMES)
+def test_it_loads_strictly_and_says_what_it_is(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = config.load(path)
+    assert capsys.readouterr().err == "", "a recipe uses our own names, not aliases"
+    assert settings.out == f"runs/{path.stem}"
+    assert prompts.style_named(settings.prompt.style)
+    assert settings.prompt.template in ("auto", *prompts.TEMPLATES)
+    assert not settings.model.trust_remote_code
+    assert settings.data.train and settings.data.validation and settings.data.test
+    text = path.read_text(encoding="utf-8")
+    assert text.startswith("# ")
+    assert max(map(len, text.splitlines())) <= 120
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=NAMES)
+def test_it_states_only_what_differs(path: Path) -> None:
+    import yaml
+
+    own = yaml.load(path.read_text(encoding="utf-8"), config._Loader)
+    if "extends" not in own:
+        return
+    parent = config.read_yaml(config.find(own.pop("extends")))
+    for section, values in own.items():
+        for key, value in values.items() if isinstance(values, dict) else ():
+            if (
+                parent.get("tuning", {}).get("method") == own.get("tuning", {}).get("method", None)
+                or section != "tuning"
+            ):
+                same = parent.get(section, {}).get(key)
+                assert same != value or (section, key) == ("tuning", "method"), f"{section}.{key} is the parent's"
+
+
+PAPER = [
+    ("ptuning_chatglm", "tuning.num_virtual_tokens", 128),
+    ("ptuning_chatglm", "training.learning_rate", 0.02),
+    ("ptuning_chatglm", "training.global_batch_size", 64),
+    ("ptuning_chatglm", "training.num_train_epochs", 10),
+    ("ptuning_chatglm", "prompt.max_source_length", 256),
+    ("ptuning_chatglm_script", "training.global_batch_size", 16),
+    ("ptuning_chatglm_script", "training.max_steps", 50000),
+    ("ptuning_chatglm_script", "generation.top_p", 0.7),
+    ("lora_llama", "tuning.r", 8),
+    ("lora_llama", "tuning.lora_alpha", 16),
+    ("lora_llama", "tuning.lora_dropout", 0.05),
+    ("lora_llama", "training.global_batch_size", 64),
+    ("lora_llama_script", "training.global_batch_size", 128),
+    ("lora_llama_script", "tuning.target_modules", ["q_proj", "v_proj"]),
+    ("lora_alpaca", "tuning.r", 8),
+    ("lora_alpaca_script", "tuning.r", 16),
+    ("lora_huatuo_script", "tuning.r", 8),
+    ("head_bert", "training.learning_rate", 2e-4),
+    ("head_bert", "training.global_batch_size", 16),
+    ("head_bert", "prompt.max_source_length", 192),
+    ("head_bert", "model.config", {"hidden_dropout_prob": 0.4}),
+    ("head_roberta", "model.head", "label"),
+    ("full_disc_medllm_cmb", "training.learning_rate", 1e-5),
+    ("full_disc_medllm_cmb", "training.global_batch_size", 32),
+    ("full_disc_medllm_cmb", "training.num_train_epochs", 2),
+    ("full_disc_medllm_cmb", "training.warmup_steps", 0.03),
+]
+
+
+@pytest.mark.parametrize(("recipe", "key", "value"), PAPER)
+def test_numbers_of_the_papers(recipe: str, key: str, value: object) -> None:
+    section, _, name = key.partition(".")
+    assert config.load(recipe).to_dict()[section][name] == value
+
+
+# --- with tiny models ---------------------------------------------------------------------------------------------
+
+Words = Callable[[str], list[str]]
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> Words:
+    """Return a function: recipe -> overrides that put sample data, a tiny model and two steps into it."""
+    folder = tmp_path_factory.mktemp("recipes")
+    for exam in ("cmexam", "cmb"):
+        suffix = "csv" if exam == "cmexam" else "json"
+        preprocess(exam, [SAMPLE / exam / f"train.{suffix}", SAMPLE / exam / f"val.{suffix}"], folder / exam)
+    kinds = ("llama", "bert", "chatglm", "chatglm2")
+    models = {kind: tiny.build(kind, folder / "models" / kind, hidden=32) for kind in kinds}
+
+    def place(name: str) -> list[str]:
+        settings, row = config.load(name), rows.known()[name]
+        kind = settings.model.family
+        if kind == "chatglm" and settings.model.model_name_or_path[-4:] in ("2-6b", "3-6b"):
+            kind = "chatglm2"
+        data = folder / row.exam
+        return [
+            f"model.model_name_or_path={models[kind]}", f"data.train={data}/train.questions.jsonl",
+            f"data.validation={data}/val.questions.jsonl", f"data.test={data}/val.questions.jsonl",
+            "prompt.max_source_length=1024" if kind != "bert" else "prompt.max_source_length=192",
+            "data.max_train_samples=6", "data.max_eval_samples=2", "generation.max_new_tokens=2",
+            "training.max_steps=2", "training.logging_steps=1",
+            "training.global_batch_size=2", "training.per_device_train_batch_size=2",
+            "training.save_strategy=no", "training.load_best_model_at_end=false", f"out={folder}/runs/{name}",
+        ]  # fmt: skip
+
+    return place
+
+
+@pytest.fixture(scope="module")
+def adapters(words: Words, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A LoRA adapter on tiny LLaMA, and a prefix of the ChatGLM authors' format."""
+    folder = tmp_path_factory.mktemp("adapters")
+    lora = train("lora_llama", [*words("lora_llama"), f"out={folder}/lora"])
+    prefix = train(
+        "ptuning_chatglm", [*words("ptuning_chatglm"), f"out={folder}/prefix", "tuning.num_virtual_tokens=4"]
+    )
+    export.main(["--run", str(prefix.path), "--out", str(folder / "authors"), "--format", "chatglm"])
+    return {"llama": lora.adapter, "chatglm": folder / "authors"}
+
+
+def with_adapter(name: str, adapters: dict[str, Path]) -> list[str]:
+    model = config.load(name).model
+    if model.adapter_name_or_path is None:
+        return []
+    kind = adapters[model.family]
+    if name == "zeroshot_doctorglm_cmb":
+        assert model.model_name_or_path == "THUDM/chatglm-6b"
+    return [f"model.adapter_name_or_path={kind}"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_dry_run(name: str, words: Words, adapters: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    out = next(word for word in words(name) if word.startswith("out=")).removeprefix("out=")
+    places = [*words(name), *with_adapter(name, adapters), f"out={out}-dry"]
+    assert train_main(["--config", name, "--dry-run", *places]) is None
+    assert capsys.readouterr().out
+    assert not Path(f"{out}-dry").exists()
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_two_steps(name: str, words: Words, adapters: dict[str, Path]) -> None:
+    run = train(name, [*words(name), *with_adapter(name, adapters)])
+    assert run.finished
+    assert any("loss" in entry for entry in run.log)
+
+
+@pytest.mark.parametrize("name", ZERO_SHOT)
+def test_off_the_shelf(name: str, words: Words, adapters: dict[str, Path], tmp_path: Path) -> None:
+    places = [*words(name), *with_adapter(name, adapters)]
+    questions = config.load(name, places).data.test[0]
+    done = predict(name, questions, tmp_path / "p.jsonl", places, limit=2)
+    assert len(list(jsonl.read(done, Prediction))) == 2
+
+
+# --- shell recipes ------------------------------------------------------------------------------------------------
+
+
+def test_shell_recipes_are_short() -> None:
+    assert {path.name for path in SHELL} >= {"chatglm_ptuning.sh", "llama_lora.sh", "bert_head.sh", "demo.sh", "run.sh"}
+    for path in SHELL:
+        assert len(path.read_text(encoding="utf-8").splitlines()) <= 20, path.name
+        subprocess.run(["bash", "-n", str(path)], check=True)
+
+
+def test_a_shell_recipe_goes_from_raw_file_to_report(tmp_path: Path) -> None:
+    model = tiny.build("bert", tmp_path / "bert", hidden=32)
+    environment = {
+        **os.environ, "MODEL": str(model), "DATA": str(SAMPLE / "cmexam"), "OUT": str(tmp_path / "a b"),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT),
+    }  # fmt: skip
+    command = ["bash", str(ROOT / "recipes" / "bert_head.sh"), "training.max_steps=2", "training.eval_strategy=no"]
+    for _ in range(2):
+        done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    assert len(list(jsonl.read(tmp_path / "a b" / "predictions.jsonl", Prediction))) == 30
+    assert files.check_input(tmp_path / "a b" / "report" / "report.html")

@@ -2,8 +2,13 @@
 
     python benchmarks/answers.py [--show standard]
 
-The rows of `tests/data/answers.jsonl` are our own sentences. `tuned` rows were used while the rules were written,
-`held_out` rows were written before the rules and not looked at.
+The rows of `tests/data/answers.jsonl` are our own sentences, written and labelled by one person. `tuned` rows were used
+while the rules were written; `held_out` rows were written before the rules, and no rule was changed for one of them.
+
+What the rules scored on new sentences at first sight, before those joined the tuned rows, is the honest expectation for
+outputs of another kind (precision / recall in percent): held out 98.5 / 100 (91 outputs), then 93.5 / 85.3 (50),
+96.8 / 83.3 (50) and 100 / 87.8 (56). On the 5,771 real explanations of CMExam's validation file, which state their
+answer in many ways, 99.3 / 86.1 against the gold answers.
 """
 
 import argparse

@@ -9,7 +9,7 @@ ANSWER_KEYS = ("answer", "答案", "正确答案", "最终答案", "选项", "op
 EXPLANATION_KEYS = ("explanation", "解释", "解析", "分析", "理由", "reason", "rationale")
 
 _HALF_WIDTH = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)} | {0x3000: " ", 0x00A0: " "}
-_MARKUP = re.compile("[*`#\"'“”‘’「」$]|__")
+_MARKUP = re.compile("</?[a-z]+>|[*`#\"'“”‘’「」$]|__")
 _BOXED = re.compile(r"\\boxed\s*\{(?:\\text\s*\{)?([^{}]*)\}\}?")
 _LABEL = re.compile(r"(?<![A-Za-z0-9])([A-Z])[\s.、:,)(]*")
 _JSON = re.compile(r"\{[^{}]*\}|\[[^\[\]{}]*\]")

@@ -14,26 +14,30 @@ from cmexam_tune._answer_text import EXPLANATION_KEYS, drop_option_texts, final_
 from cmexam_tune.schema import Question, letters
 
 # Letters, one or several with what people write between them; not a part of a word such as CT, HBsAg or B12.
-_JOIN = r"[^\S\n]*(?:(?:[、,;/+&和与及]|以及)[^\S\n]*(?:选项)?\(?)?"
+_JOIN = r"[^\S\n]*(?:(?:[、,;/+&和与及]|以及|and)[^\S\n]*(?:选项)?\(?)?"
 _GROUP = rf"(?:选项)?[\s(]*(?<![A-Za-z0-9])([A-Z](?:{_JOIN}[A-Z])*|[a-j](?:[、,;/+&和与及]?[a-j])*)(?![A-Za-z0-9])\)?"
 # A Chinese word right after the letters must be one that can follow an answer: "B超", "A型", "C反应蛋白" are words.
 _AFTER = (
     r"(?=$|[^一-鿿]|选项|[两三四五各]?项|是|为|均|都|正确|错|对|的|吧|而|不|因"
-    r"|由于|理由|其|最|符合|这|或|还是|吗|呢)"
+    r"|由于|理由|其|最|符合|这|或|还是|吗|呢|了|之一)"
 )
 _NEGATED = re.compile(
     r"(?:[不没别勿未非]|排除|除外?|无法)(?:能|应该?|该|要|可以?|宜|会|可能|考虑|再|选择?|是|为|能是)*$"
 )
-_DOUBTED = re.compile(r"\s*(?:选项|项)?\s*(?:或者?|还是|吗|呢|\?)")
+_DOUBTED = re.compile(r"\s*(?:选项|项)?\s*(?:或者?|还是|吗|呢|之一|\?)")
+_IF = re.compile(r"(?:如果?|若|假如|倘若)[^。;\n]{0,20}$|[既也又均都]可以?$")
 _MAY_BE = re.compile(r"(?:或许|也许|可能)(?:应该)?(?:是|为|选)?$")
 
 _ANSWER = (
-    r"(?:答\s*案\s*\)?|(?<![解问])答(?=\s*:)|结论(?=\s*:))"
+    r"(?:答\s*案\s*\)?|(?<![解问])答(?=\s*:)|结论(?=\s*:)|正解)"
     r"\s*(?:应该|应当|应|可能|就|只能)?\s*(?:是|为|选择?|包括|有)?[\s:,]*"
 )
-_ENGLISH = r"(?i:\b(?:answer|option|choice)\b\s*(?:is|:|=)?|\b(?:choose|select|pick)\b)[\s:]*(?:(?i:option)\s*)?"
+_ENGLISH = (
+    r"(?i:\b(?:answer|option|choice)s?\b(?: to this question)?\s*(?:is|are|(?:should|must|would) be|:|=)?"
+    r"|\b(?:choose|select|pick)\b)[\s:]*(?:(?i:option)\s*)?"
+)
 _CHOOSE = r"选(?:择|定)?(?!项)\s*:?\s*"
-_IS = r"的?(?:选项|选择|说法|叙述|描述|一项)?(?:应该?|就)?(?:是|为|有|包括|:)\s*"
+_IS = r"的?(?:选项|选择|说法|叙述|描述|一项)?(?:应该?|就)?(?:是|为|有|包括|:)[\s:]*"
 _RIGHT = rf"(?:正确|合适|恰当|适当|准确|合理|最佳|符合题意|最符合|题意){_IS}"
 _WRONG = rf"(?:错误|不正确|不对|不恰当|不符合|不属于|不包括|有误){_IS}"
 _WEAK = r"(?:是|为|考虑)\s*:?\s*"
@@ -41,7 +45,7 @@ _WEAK = r"(?:是|为|考虑)\s*:?\s*"
 _FILLER = r"(?:选项|[两三四五]项|项|的|说法|均|都|也|才|是|为|最|只有|[\s:])*"
 _JUDGED = re.compile(
     rf"{_GROUP}{_FILLER}"
-    r"(?:(?P<right>正确|对(?![于照比症应抗着])|符合题意|佳|√)|(?P<wrong>错|不正确|不对|不符合|有误|×))"
+    r"(?:(?P<right>正确|对(?![于照比症应抗着])|符合题意|符合要求|佳|首选|当选|合[适理]|恰当|√)|(?P<wrong>错|不正确|不对|不符合|不合[适理]|不恰当|有误|×))"
 )
 _ASKS_WRONG = re.compile(
     "错误|不正确|不对|不属于|不包括|不符合|不恰当|不是|不应|不会|不宜|除外|除.{0,12}外|例外|有误|无关|禁忌"
@@ -83,7 +87,7 @@ class _Output:
 
     def value(self, group: str) -> str | None:
         """Return the letters of a group, None where one is not offered or the case is mixed."""
-        found = letters("".join(re.findall("[A-Za-z]", group)))
+        found = letters("".join(re.findall("[A-Za-z]", group.replace("and", ""))))
         return found if found and all(letter in self.options for letter in found) else None
 
 
@@ -120,7 +124,7 @@ def _is_option(output: _Output) -> _Decision:
 def _bare(output: _Output) -> _Decision:
     """Take an output of nothing but letters: "B", "(D)", "A、C", "选项E", "A 咳嗽<newline>C 胸痛"."""
     one_line = re.sub(r"\s*\n\s*", " ", output.text.strip())
-    match = re.fullmatch(rf"(?:选项)?[\s:(]*{_GROUP}[\s.。,、:;)]*", one_line)
+    match = re.fullmatch(rf"(?:1[.、]|选项)?[\s:(]*{_GROUP}[\s.。,、:;)]*", one_line)
     if not match or output.lists_options:
         return "next"
     return output.value(match[1])
@@ -155,11 +159,14 @@ def _statements(output: _Output, cue: str, after: str = "") -> Iterator[tuple[in
         if output.value(group) is None and any(group in option for option in output.options.values()):
             continue  # "答案：CT" names an option, not letters
         if re.match(r"\s*(?:[对错]|不)", output.text[match.end() :]):
-            continue  # "不作首选（B错）" judges, see `_judged`
+            # "答案是A，B错误" states A; "不作首选（B错）" only judges, see `_judged`.
+            group = re.sub("[^,;]*$", "", group)
+            if not group:
+                continue
         # "The answer is a common drug": a lower-case letter must end its clause.
         if group.islower() and not re.match(r"\s*(?:$|[^\sA-Za-z一-鿿])", output.text[match.end() :]):
             continue
-        doubted = _DOUBTED.match(output.text, match.end())
+        doubted = _DOUBTED.match(output.text, match.end()) or _IF.search(output.text, 0, match.start())
         yield match.start(2), "" if doubted else output.value(group) or ""
 
 
@@ -214,17 +221,19 @@ def _option_text(output: _Output) -> _Decision:
     stated = re.findall(r"(?:答\s*案|正确选项)\)?\s*(?:应该|应)?\s*(?:是|为|:)[\s:]*([^。\n]+)", output.words)
     for segment in (*stated[-1:], output.words):
         found, rest = _mentions(output, segment)
-        if found and not rest.strip(" \n。.,、;:!()和与及以"):
+        if found and not _REST.sub("", rest):
             return letters("".join(found))
     found, _ = _mentions(output, output.words, longer_than=1)
     if len(set(found)) != 1 or len(output.words) > _SHORT:
         return "next"
     before = output.words[: output.words.find(output.options[found[0]])]
     recommended = re.search(r"(?:选|用|考虑|诊断|是|为|补充|做|行|应该?|:)[^。,;不]{0,3}$", before)
-    return found[0] if recommended and not re.search(r"[不无未非]|避免|禁", before[-8:]) else "next"
+    mostly = 2 * len(output.options[found[0]]) >= len(output.words.strip())
+    return found[0] if (recommended or mostly) and not re.search(r"[不无未非]|避免|禁", before[-8:]) else "next"
 
 
 _SHORT = 40
+_REST = re.compile("[\\s。.,、;:!()和与及以]|检查|治疗")
 
 
 def _mentions(output: _Output, segment: str, longer_than: int = 0) -> tuple[list[str], str]:

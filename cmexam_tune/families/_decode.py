@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from peft import PeftModel
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedTokenizerBase, StoppingCriteria, StoppingCriteriaList
 
 from cmexam_tune import answers, features, prompts, wrappers
 from cmexam_tune.config import Config
@@ -82,20 +82,35 @@ def generate(codec: Codec, loaded: Loaded, asked: Sequence[Asked], config: Confi
     tokenizer, model = loaded.tokenizer, base_model(loaded)
     settings = generation_settings(loaded, config)
     stops = () if config.prompt.template == "auto" else wrappers.template(config.prompt.template).stop
-    extra: dict[str, Any] = {"stop_strings": list(stops), "tokenizer": tokenizer} if stops else {}
     prefix, pad = codec.generation_prefix(tokenizer), int(tokenizer.pad_token_id or 0)
     for batch in batches(asked, config.generation.batch_size):
         rows = [item.ids + prefix for item in batch]
         width = max(len(row) for row in rows)
         ids = torch.tensor([[pad] * (width - len(row)) + row for row in rows], device=model.device)
         mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=model.device)
+        end = StoppingCriteriaList([_Stop(tokenizer, stops, width)] if stops else [])
         with torch.inference_mode():
-            out = model.generate(input_ids=ids, attention_mask=mask, generation_config=settings, **extra)
+            out = model.generate(input_ids=ids, attention_mask=mask, generation_config=settings, stopping_criteria=end)
         for item, new in zip(batch, out[:, width:].tolist(), strict=True):
             text = str(tokenizer.decode(new, skip_special_tokens=True, clean_up_tokenization_spaces=False))
             text = text[: min((at for stop in stops if (at := text.find(stop)) >= 0), default=len(text))]
             explanation = answers.split_explanation(text)
             yield Prediction(item.question.id, text, answers.parse(text, item.question), explanation)
+
+
+class _Stop(StoppingCriteria):
+    """Ends a row whose last tokens hold a stop string; transformers' own needs a vocabulary with Latin letters."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, stops: Sequence[str], width: int) -> None:
+        self.tokenizer, self.stops, self.width = tokenizer, stops, width
+        self.tail = 2 + max(len(stop.encode()) for stop in stops)
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        """Return [batch] booleans for ids [batch, prompt + new]."""
+        new = input_ids[:, self.width :][:, -self.tail :]
+        texts = self.tokenizer.batch_decode(new, skip_special_tokens=True)
+        ended = [any(stop in text for stop in self.stops) for text in texts]
+        return torch.tensor(ended, device=input_ids.device)
 
 
 def generation_settings(loaded: Loaded, config: Config) -> GenerationConfig:

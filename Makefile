@@ -37,8 +37,8 @@ format: $(STAMP) ## let ruff format and mend what it can
 bench: $(STAMP) ## measure training speed (tokens per second, padding, memory)
 	$(BIN)/python benchmarks/train.py
 
-docs: $(STAMP) ## write docs/configuration.md anew from the dataclasses
-	$(BIN)/python docs/configuration.py
+docs: $(STAMP) ## write docs/configuration.md and recipes/README.md anew
+	$(BIN)/python docs/generate.py
 
 clean: ## remove caches, the environment and the demo's output
 	rm -rf $(VENV) build dist *.egg-info demo .pytest_cache .ruff_cache .mypy_cache

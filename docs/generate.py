@@ -1,0 +1,189 @@
+"""Writes docs/configuration.md from the dataclasses and recipes/README.md from rows.yaml and published.yaml.
+
+`make docs` runs it; with --check it only says whether the files are current.
+"""
+
+import argparse
+import ast
+import dataclasses
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from cmexam_tune import config, foreign, rows, settings, variants
+
+ROOT = Path(__file__).resolve().parents[1]
+SECTIONS = {
+    "data": settings.DataConfig,
+    "prompt": settings.PromptConfig,
+    "model": settings.ModelConfig,
+    "training": settings.TrainingConfig,
+    "generation": settings.GenerationConfig,
+}
+# Dense fp16 tensor peak (datasheets) times a share that frozen-base training of this size reaches: assumptions.
+CARDS = {"V100": 125e12 * 0.30, "A800": 312e12 * 0.40}
+# Forward, backward through activations, and recomputation under gradient checkpointing; full tuning adds weights.
+FLOPS_PER_PARAMETER = {"full": 8, "head": 6}
+
+
+def attributes(cls: type) -> Iterator[tuple[str, str, str, str]]:
+    """Yield (name, type, default, the string below the field)."""
+    tree = ast.parse(inspect.getsource(cls)).body[0]
+    assert isinstance(tree, ast.ClassDef)
+    told: dict[str, str] = {}
+    for node, after in zip(tree.body, [*tree.body[1:], None], strict=True):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            text = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else ""
+            told[node.target.id] = " ".join(str(text).split())
+    for field in dataclasses.fields(cls):
+        if field.name == "arguments":
+            continue
+        default = "required"
+        if field.default is not dataclasses.MISSING:
+            default = f"`{'null' if field.default is None else field.default}`"
+        elif field.default_factory is not dataclasses.MISSING:
+            default = f"`{field.default_factory()}`"
+        kind = field.type if isinstance(field.type, str) else getattr(field.type, "__name__", str(field.type))
+        if field.type is not None and not isinstance(field.type, type):
+            kind = str(field.type)
+        kind = re.sub(r"Optional\[(.*)\]$", r"\1 | None", kind.replace("typing.", ""))
+        kind = kind.replace("collections.abc.", "").replace("typing.", "").replace("|", "or")
+        yield field.name, kind, default, told.get(field.name, "")
+
+
+def table(cls: type) -> str:
+    """Return a Markdown table of a section."""
+    lines = ["| key | type | default | |", "| --- | --- | --- | --- |"]
+    lines += [f"| `{name}` | {kind} | {default} | {text} |" for name, kind, default, text in attributes(cls)]
+    return "\n".join(lines)
+
+
+def configuration() -> str:
+    """Return docs/configuration.md."""
+    parts = [
+        "# Configuration reference\n\n<!-- Written by docs/generate.py from the dataclasses; `make docs` after a change. -->\n",
+        "One experiment is one YAML file with the sections `data`, `prompt`, `model`, `tuning`, `training`, `generation` "
+        "and the key `out` (the run folder). `extends: other.yaml` starts from another file. On the command line, "
+        "`section.key=value` changes one value. `--config NAME` is looked up as a path, then in the checkout's "
+        "`recipes/`, then among the shipped recipes. `cmexam-tune train --config NAME --print-config` shows what "
+        "results. Unknown keys, wrong types and missing keys are all reported at once.\n",
+    ]
+    for name, cls in SECTIONS.items():
+        parts.append(f"## {name}\n\n{inspect.getdoc(cls)}\n\n{table(cls)}\n")
+        if name == "model":
+            parts.append(tuning())
+        if name == "training":
+            parts.append(
+                f"Beside these, every field of `transformers.TrainingArguments` under its own name, except `output_dir` "
+                f"({len(foreign.training())} of them): `learning_rate`, `num_train_epochs`, `max_steps`, "
+                "`per_device_train_batch_size`, `warmup_steps` (below 1: a share of all steps), `lr_scheduler_type`, "
+                "`gradient_checkpointing`, `deepspeed`, `eval_strategy`, `save_steps`, `report_to`, `seed`, ... "
+                "`deepspeed` also takes the names `zero2`, `zero3` and `zero3_offload`.\n"
+            )
+        if name == "generation":
+            parts.append(
+                "Beside these, every option of `transformers.GenerationConfig` under its own name: `max_new_tokens`, "
+                "`do_sample`, `temperature`, `top_p`, `num_beams`, `repetition_penalty`, ...\n"
+            )
+    names = "\n".join(f"| `{section}.{old}` | `{new}` |" for (section, old), new in sorted(config.ALIASES.items()))
+    parts.append(
+        "## Names of other tools\n\nAccepted with a note, so that settings can be carried over:\n\n"
+        f"| there | here |\n| --- | --- |\n{names}\n"
+    )
+    return "\n".join(parts)
+
+
+def tuning() -> str:
+    """Return the section `tuning`, one table for each method."""
+    parts = ["## tuning\n\n`method` names a file in `cmexam_tune/tuning/`; the other keys are that method's.\n"]
+    for method in variants.names("tuning"):
+        module = variants.load("tuning", method)
+        first = (inspect.getdoc(module) or "").split("\n\n")[0].replace("\n", " ")
+        cls = module.Settings
+        body = table(cls) if dataclasses.fields(cls) else "No keys."
+        parts.append(f"### method: {method}\n\n{first}\n\n{body}\n")
+    return "\n".join(parts)
+
+
+def hours(row: rows.Row, card: str) -> str:
+    """Return the estimated hours of training on one card."""
+    if not row.trained or not row.tokens:
+        return "-"
+    loaded = config.load(row.recipe)
+    epochs = row.epochs or float(loaded.training.arguments.get("num_train_epochs", 3))
+    factor = FLOPS_PER_PARAMETER.get(loaded.tuning.method, 6)
+    seconds = factor * row.billions * 1e9 * row.tokens * row.questions * epochs / CARDS[card]
+    return f"{seconds / 3600:.1f}"
+
+
+def published(row: rows.Row) -> str:
+    """Return the published numbers in one cell."""
+    numbers = row.published
+    if not numbers:
+        return "not entered" if row.paper else "-"
+    cells = [f"{label} {numbers[key]:g}" for key, label in rows.METRICS.items() if key in numbers]
+    return ", ".join(cells)
+
+
+def memory(row: rows.Row) -> str:
+    """Return which card the recipe fits."""
+    if row.billions > 12 and row.recipe.startswith("full_"):
+        return "8 x 80 GB (ZeRO-3)"
+    if row.billions > 12:
+        return "1 x A800"
+    return "1 x V100 32 GB" if row.billions > 1 else "1 x V100 16 GB"
+
+
+def recipes() -> str:
+    """Return recipes/README.md."""
+    head = (
+        "# Recipes\n\n<!-- Written by docs/generate.py from cmexam_tune/rows.yaml and published.yaml; `make docs`. -->\n\n"
+        "A recipe is one experiment: `cmexam-tune train --config lora_llama.yaml`, from any folder. A recipe that starts "
+        "from another (`extends:`) states only what differs. Where the paper and the released scripts disagree there are "
+        "two, without and with `_script`. `cmexam-tune reproduce RECIPE --out DIR` runs a whole row, for several seeds, "
+        "and puts it beside the published numbers. `zeroshot_` recipes train nothing.\n\n"
+        "The shell recipes run everything from the raw CSVs to the report, and pass extra arguments to training: "
+        "`bash recipes/chatglm_ptuning.sh training.max_steps=10`; `run.sh RECIPE` does it for any CMExam recipe.\n"
+    )
+    tail = (
+        "\nPublished numbers are percentages from the papers ('not entered': a row of the paper whose numbers are not in "
+        "`published.yaml`). Rows of one published table use different denominators and formulas; "
+        "`cmexam-tune evaluate --profile all` shows yours under each.\n\n"
+        "Hours are estimates for one card, not measurements: operations = parameters x tokens x "
+        "6 (forward, backward through the activations, recomputation; 8 where all weights are tuned), divided by 30% of "
+        "the V100's 125 and 40% of the A800's 312 teraflops; tokens = questions x epochs x the tokens of an average "
+        "question in that model's vocabulary, without padding. `cmexam-tune train --config ... --dry-run` estimates "
+        "your own settings, and a run's progress bar the rest of it.\n"
+    )
+    lines = [
+        "| recipe | row | published | hardware | hours V100 | hours A800 |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows.known().values():
+        title = row.paper[1] if row.paper else "-"
+        cells = (f"[{row.recipe}]({row.recipe}.yaml)", title, published(row), memory(row))
+        lines.append("| " + " | ".join((*cells, hours(row, "V100"), hours(row, "A800"))) + " |")
+    return head + "\n" + "\n".join(lines) + "\n" + tail
+
+
+FILES = {ROOT / "docs" / "configuration.md": configuration, ROOT / "recipes" / "README.md": recipes}
+
+
+def main() -> int:
+    """Write the files, or with --check compare them."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a file is not current")
+    check = parser.parse_args().check
+    stale = [path for path, make in FILES.items() if not path.is_file() or path.read_text(encoding="utf-8") != make()]
+    for path in stale:
+        if check:
+            sys.stderr.write(f"{path}: not current, run `make docs`\n")
+        else:
+            path.write_text(FILES[path](), encoding="utf-8")
+    return int(check and bool(stale))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

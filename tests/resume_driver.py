@@ -1,7 +1,7 @@
 """Trains in forked processes that can be killed at any moment; imports are paid for once.
 
-Called as `python resume_driver.py '{"config": PATH, "out": PATH, "processes": 1, "kills": 5, "seed": 0}'`; prints a JSON
-object with how often training was killed and the steps at which it went on.
+Called as `python resume_driver.py '{"config": PATH, "out": PATH, "processes": 1, "kills": 5, "seed": 0}'`; prints a
+JSON object with how often training was killed and the steps at which it went on.
 """
 
 import json

@@ -1,6 +1,8 @@
 """Opening checkpoints: every way in which a path can be wrong becomes one clear message."""
 
-from collections.abc import Callable
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -23,6 +25,18 @@ from cmexam_tune.variants import suggest
 
 LOADING = (OSError, RuntimeError, ValueError, KeyError, ImportError, SafetensorError, UnpicklingError)
 """What transformers and PEFT raise for files that are missing, damaged or of another shape."""
+
+_shapes_only: contextvars.ContextVar[bool] = contextvars.ContextVar("shapes_only", default=False)
+
+
+@contextlib.contextmanager
+def shapes_only() -> Iterator[None]:
+    """Let `read_weights` make models on the meta device: every shape, no weights, no memory."""
+    token = _shapes_only.set(True)
+    try:
+        yield
+    finally:
+        _shapes_only.reset(token)
 
 
 def raw_config(model: ModelConfig) -> dict[str, Any]:
@@ -105,6 +119,11 @@ def read_weights(
         UserError: files are missing or damaged, or a weight that `may_miss` does not allow to be new is not there.
     """
     name = model.model_name_or_path
+    if _shapes_only.get():
+        make = auto._from_config if issubclass(auto, PreTrainedModel) else auto.from_config
+        with torch.device("meta"):
+            shapes: PreTrainedModel = make(config, dtype=dtype(model), attn_implementation=model.attn_implementation)
+        return shapes
     verbosity = logging.get_verbosity()
     # Its report of missing weights is replaced by the check below.
     quiet: Any = logging

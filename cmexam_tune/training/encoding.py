@@ -76,9 +76,19 @@ def encode(config: Config, family: Family, loaded: Loaded, questions: Sequence[Q
     path = cache / f"{cache_key(config, loaded, questions)[:32]}.jsonl"
     encoded = _read(path) if path.exists() else None
     if encoded is None:
-        encoded = _encode(config, family, loaded, questions)
+        encoded = whole(config, family, loaded, questions)
         facts = {"truncation": dataclasses.asdict(encoded.truncation)}
         jsonl.write(path, [*encoded.rows, facts], overwrite=True)
+    return encoded
+
+
+def whole(config: Config, family: Family, loaded: Loaded, questions: Sequence[Question]) -> Encoded:
+    """Return the training rows of `questions`, without a cache.
+
+    Raises:
+        DataError: no question could be encoded; the message says why.
+    """
+    encoded = _encode(config, family, loaded, questions)
     if not encoded.rows:
         reasons = encoded.truncation
         raise DataError(

@@ -1,0 +1,158 @@
+"""`--dry-run`: parameters, memory by ZeRO stage, steps and hours, before any weight is loaded."""
+
+import dataclasses
+import math
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from cmexam_tune import runs
+from cmexam_tune.config import Config
+from cmexam_tune.families import Loaded, _checkpoint
+from cmexam_tune.schema import Question
+from cmexam_tune.training import arguments, encoding, precision
+from cmexam_tune.training.data import Data, rows
+
+STAGES = (0, 2, 3)
+GIB = 1024**3
+TRAINED_BYTES = {"weights": 4, "gradients": 4, "adam": 8}
+"""For each trained parameter, all in float32."""
+EFFICIENCY = 0.4
+"""Share of the measured matrix-multiply rate that training reaches; attention and norms cost the rest."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a run will need."""
+
+    parameters: int
+    trainable: int
+    steps: int
+    tokens: int
+    """Over all epochs, without padding."""
+    padding: float
+    hours: float
+    memory: dict[int, int]
+    """ZeRO stage (0: none) -> bytes on each process."""
+    processes: int
+    truncation: str
+
+    def __str__(self) -> str:
+        stages = "\n".join(
+            f"  {'without ZeRO' if stage == 0 else f'ZeRO-{stage}':<24}{need / GIB:>11.2f} GiB a process"
+            for stage, need in self.memory.items()
+        )
+        return (
+            f"{self.truncation}\nparameters                {self.parameters:>11,}\n"
+            f"  trained                 {self.trainable:>11,}  ({100 * self.trainable / self.parameters:.3g}%)\n"
+            f"optimizer steps           {self.steps:>11,}  ({self.tokens:,} tokens, "
+            f"padding {100 * self.padding:.1f}%)\n"
+            f"memory on {self.processes} process(es)\n{stages}\n"
+            f"hours on this machine     {self.hours:>11.2f}  (from its measured matrix-multiply rate)"
+        )
+
+
+def dry_run(config: Config, questions: list[Question]) -> Estimate:
+    """Estimate what `train` will need; reads the model's config and tokenizer, never its weights.
+
+    Raises:
+        UserError: as `train` before its first step.
+    """
+    world = arguments.world_size()
+    family, method = runs.parts(config)
+    with _checkpoint.shapes_only():
+        # An adapter under the base adds no parameters once it is merged.
+        loaded = family.load(dataclasses.replace(config.model, adapter_name_or_path=None), questions)
+        with torch.device("meta"):
+            model: Any = method.attach(loaded.model, family, config.tuning.settings)
+    encoded = encoding.whole(config, family, loaded, questions)
+    data = Data(rows(family, Loaded(model, loaded.tokenizer), encoded), arguments.layout(config, world))
+    given = config.training.arguments
+    epochs = float(given.get("num_train_epochs", 3))
+    planned = len(data.sampler(0, world))
+    steps = int(given.get("max_steps", -1))
+    steps = steps if steps > 0 else math.ceil(planned * epochs)
+    tokens = round(sum(data.lengths) * steps / planned)
+    return Estimate(
+        parameters=sum(p.numel() for p in model.parameters()),
+        trainable=sum(p.numel() for p in model.parameters() if p.requires_grad),
+        steps=steps,
+        tokens=tokens,
+        padding=data.sampler(0, world).padding(),
+        hours=seconds(config, model, tokens) / world / 3600,
+        memory=memory(config, model, data, world),
+        processes=world,
+        truncation=encoding.table(encoded.truncation, config),
+    )
+
+
+def checkpointing(config: Config) -> bool:
+    """Return whether activations are recomputed in the backward pass."""
+    given = config.training.arguments
+    return bool(given.get("activation_checkpointing") or given.get("gradient_checkpointing"))
+
+
+def seconds(config: Config, model: Any, tokens: int) -> float:
+    """Return the seconds that one process of this machine needs for `tokens` tokens."""
+    tables = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
+    head = model.get_output_embeddings() if config.model.family != "bert" else None
+    tables |= {id(head.weight)} if head is not None else set()
+    # Embeddings are looked up, and logits are computed at few positions: neither is a matrix product for each token.
+    dense = sum(p.numel() for p in model.parameters() if id(p) not in tables)
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad and id(p) not in tables)
+    passes = 4 + (2 if checkpointing(config) else 0)
+    operations: int = tokens * (passes * dense + 2 * trained)
+    return operations / (rate(int(model.config.hidden_size)) * EFFICIENCY)
+
+
+def rate(hidden: int) -> float:
+    """Return the operations per second of a matrix product of this width, measured here for a moment."""
+    card = precision.Card.here()
+    device = torch.device("cuda" if card.cuda else "cpu")
+    kind = torch.float32 if not card.cuda else torch.bfloat16 if card.bf16 else torch.float16
+    left = torch.rand(1024, hidden, device=device, dtype=kind)
+    right = torch.rand(hidden, 4 * hidden, device=device, dtype=kind)
+    (left @ right).sum().item()
+    started, turns = time.perf_counter(), 0
+    while time.perf_counter() - started < 0.3:
+        for _ in range(4):
+            product = left @ right
+        product[0, 0].item()
+        turns += 4
+    return turns * 2 * 1024 * hidden * 4 * hidden / (time.perf_counter() - started)
+
+
+def memory(config: Config, model: Any, data: Data, world: int) -> dict[int, int]:
+    """Return the bytes that each process needs, by ZeRO stage: weights, gradients, Adam and activations."""
+    frozen = sum(p.numel() * p.element_size() for p in model.parameters() if not p.requires_grad)
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    weights, gradients, adam = (trained * size for size in TRAINED_BYTES.values())
+    working = activations(config, model, data)
+    return {
+        0: frozen + weights + gradients + adam + working,
+        2: frozen + weights + (gradients + adam) // world + working,
+        3: (frozen + weights + gradients + adam) // world + working,
+    }
+
+
+def activations(config: Config, model: Any, data: Data) -> int:
+    """Return the bytes of activations of the largest micro-batch.
+
+    What autograd keeps of a block for each token, in the compute type: about 12 vectors of the hidden size (inputs of
+    the norms in float32, queries, keys, values, attention output) and 4 of the intermediate size; with checkpointing
+    one vector for each block, and one block whole.
+    """
+    shape = model.config
+    hidden = int(shape.hidden_size)
+    inner = int(getattr(shape, "intermediate_size", None) or getattr(shape, "ffn_hidden_size", None) or 4 * hidden)
+    layout = data.layout
+    widest = max(data.lengths) * min(layout.micro_batch, layout.global_batch)
+    slots = max(max(data.lengths), min(widest, layout.max_tokens or widest))
+    block = 12 * hidden + 4 * inner
+    layers = int(shape.num_hidden_layers)
+    kept = layers * hidden + block if checkpointing(config) else layers * block
+    labels = max(data.train.weights) * min(layout.micro_batch, layout.global_batch)
+    logits = 3 * 4 * labels * int(getattr(shape, "vocab_size", 0)) if config.model.family != "bert" else 0
+    return slots * kept * (2 if precision.Card.here().cuda else 4) + logits

@@ -1,0 +1,161 @@
+"""The plan of the steps, and that packing and label-only logits change neither loss nor gradients."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import train_helpers
+
+torch = pytest.importorskip("torch")
+
+from cmexam_tune import config, runs, tiny, train  # noqa: E402
+from cmexam_tune.families import Loaded  # noqa: E402
+from cmexam_tune.training import logits  # noqa: E402
+from cmexam_tune.training.batches import Layout, StepSampler, label_count, length, order, slots, spread  # noqa: E402
+
+
+def lengths(count: int, seed: int = 0) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.choice((rng.randint(20, 60), rng.randint(60, 300))) for _ in range(count)]
+
+
+LAYOUTS = [
+    Layout(16, 8),
+    Layout(16, 8, max_tokens=500),
+    Layout(16, 8, pack_length=512),
+    Layout(64, 4, max_tokens=300, pack_length=256),
+    Layout(7, 3),
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("count", [5, 16, 203])
+def test_every_question_once_within_the_limits(layout: Layout, world: int, count: int) -> None:
+    sizes = lengths(count)
+    seen: list[int] = []
+    for step in order(sizes, layout, 0):
+        assert 1 <= len(step) <= layout.global_batch
+        shares = spread(step, sizes, layout, world)
+        assert len({len(share) for share in shares}) == 1, "every process runs as many micro-batches"
+        for micro in (micro for share in shares for micro in share):
+            assert sum(map(len, micro)) <= layout.micro_batch
+            if layout.max_tokens and sum(map(len, micro)) > 1:
+                assert slots(micro, sizes) <= layout.max_tokens
+            seen += [i for group in micro for i in group]
+    assert sorted(seen) == list(range(count))
+
+
+def test_steps_do_not_depend_on_processes_packing_or_budget() -> None:
+    sizes = lengths(300)
+    plain = order(sizes, Layout(16, 8), 1)
+    assert plain == order(sizes, Layout(16, 4, max_tokens=100, pack_length=512), 1)
+    assert plain != order(sizes, Layout(16, 8), 2), "another epoch is another order"
+    assert plain != order(sizes, Layout(16, 8, seed=1), 1)
+    items = [
+        [plan.items for (plan,) in StepSampler(sizes, sizes, layout, rank, world)]
+        for layout, rank, world in [(Layout(16, 8), 0, 1), (Layout(16, 8, pack_length=99), 1, 2)]
+    ]
+    assert items[0] == items[1] == [sum(sizes[i] for i in step) for step in order(sizes, Layout(16, 8), 0)]
+
+
+def test_padding_stays_low_and_is_counted_right() -> None:
+    sizes = lengths(1024)
+    sampler = StepSampler(sizes, sizes, Layout(16, 8), 0, 1)
+    total = sum(slots(micro, sizes) for (plan,) in sampler for micro in plan.micro)
+    assert sampler.padding() == pytest.approx(1 - sum(sizes) / total)
+    assert sampler.padding() < 0.05
+
+
+def test_work_is_shared_evenly() -> None:
+    sizes = lengths(1024)
+    loads = []
+    for rank in range(4):
+        loads.append(sum(slots(m, sizes) for (plan,) in StepSampler(sizes, sizes, Layout(32, 8), rank, 4)
+                         for m in plan.micro))  # fmt: skip
+    assert max(loads) / min(loads) < 1.1
+
+
+FAMILIES = ("llama", "chatglm", "chatglm2")
+METHODS: dict[str, dict[str, Any]] = {
+    "lora": {"method": "lora", "r": 4, "lora_alpha": 8, "lora_dropout": 0.0},
+    "ptuning": {"method": "ptuning", "num_virtual_tokens": 5},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("batches")
+    train_helpers.questions(folder / "train.jsonl", 7)
+    for name in FAMILIES:
+        tiny.build(name, folder / name, hidden=32, layers=2)
+    return folder
+
+
+def prepared(folder: Path, name: str, method: str) -> tuple[config.Config, Any, Loaded, list[Any]]:
+    settings = train_helpers.recipe(
+        folder, tuning=METHODS[method], model__family=name.rstrip("2"), model__model_name_or_path=str(folder / name)
+    )
+    family, tuning = runs.parts(settings)
+    questions = train.read(settings.data.train, None, "train")
+    torch.manual_seed(0)
+    loaded = family.load(settings.model, questions)
+    rows = list(family.encode(loaded, questions, settings.prompt, settings.model).rows)
+    model: Any = tuning.attach(loaded.model, family, settings.tuning.settings)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            torch.nn.init.normal_(parameter, std=0.05)
+    return settings, family, Loaded(model.train(), loaded.tokenizer), rows
+
+
+def gradients(model: Any) -> dict[str, Any]:
+    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    assert found
+    return found
+
+
+def close(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        assert torch.allclose(value, other[name], rtol=1e-4, atol=1e-6), name
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_label_only_logits_and_packing_keep_loss_and_gradients(folder: Path, name: str, method: str) -> None:
+    _, family, loaded, rows = prepared(folder, name, method)
+    model: Any = loaded.model
+    items = sum(map(label_count, rows))
+    # The witness: every logit computed, each question alone, cross-entropy written out.
+    expected = torch.zeros(())
+    for row in rows:
+        batch = family.collate(loaded, [[row]])
+        labels = batch.pop("labels")
+        scores = torch.log_softmax(model(**batch).logits[0, :-1].float(), dim=-1)
+        targets = labels[0, 1:]
+        kept = targets != -100
+        loss = -scores[kept].gather(1, targets[kept][:, None]).sum() / items
+        loss.backward()
+        expected = expected + loss.detach()
+    alone = gradients(model)
+    select = logits.LabelLogits(model)
+    for groups in ([[row] for row in rows], [rows[:4], rows[4:]], [rows]):
+        batch = family.collate(loaded, groups)
+        labels = batch.pop("labels")
+        scores, targets = select(model, batch, labels)
+        assert scores.shape[0] == items
+        loss = logits.token_loss(scores, targets) / items
+        loss.backward()
+        assert float(loss) == pytest.approx(float(expected), rel=1e-5)
+        close(gradients(model), alone)
+    select.remove()
+    batch.pop("labels", None)
+    assert model(**batch).logits.shape[1] == batch["input_ids"].shape[1], "without the hook all logits come back"
+
+
+def test_length_of_rows() -> None:
+    assert length({"input_ids": [1, 2, 3]}) == 3
+    assert length({"input_ids": [[1, 2], [1, 2, 3, 4]]}) == 4
+    assert label_count({"labels": [5, -100, 7, 8]}) == 2

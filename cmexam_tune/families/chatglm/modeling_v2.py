@@ -157,19 +157,6 @@ class ChatGLM2Block(GradientCheckpointingLayer):
         return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
 
 
-class ChatGLM2Embedding(nn.Module):
-    """Holder of the embedding, for the sake of its key."""
-
-    def __init__(self, config: ChatGLM2Config) -> None:
-        """Make the embedding."""
-        super().__init__()
-        self.word_embeddings = nn.Embedding(config.padded_vocab_size, config.hidden_size)
-
-    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Return `[b, s, hidden]`."""
-        return self.word_embeddings(input_ids)
-
-
 class ChatGLM2Encoder(nn.Module):
     """Holder of the blocks and the final norm, for the sake of their keys."""
 
@@ -206,7 +193,8 @@ class ChatGLM2Model(ChatGLM2PreTrainedModel):
     def __init__(self, config: ChatGLM2Config) -> None:
         """Make an untrained model."""
         super().__init__(config)
-        self.embedding = ChatGLM2Embedding(config)
+        # A dict, because the key is embedding.word_embeddings.
+        self.embedding = nn.ModuleDict({"word_embeddings": nn.Embedding(config.padded_vocab_size, config.hidden_size)})
         self.encoder = ChatGLM2Encoder(config)
         self.output_layer = nn.Linear(config.hidden_size, config.padded_vocab_size, bias=False)
         self.gradient_checkpointing = False
@@ -214,11 +202,11 @@ class ChatGLM2Model(ChatGLM2PreTrainedModel):
 
     def get_input_embeddings(self) -> nn.Module:
         """Return the embedding."""
-        return self.embedding.word_embeddings
+        return self.embedding["word_embeddings"]
 
     def set_input_embeddings(self, value: nn.Embedding) -> None:
         """Replace the embedding."""
-        self.embedding.word_embeddings = value
+        self.embedding["word_embeddings"] = value
 
     @capture_outputs
     def forward(
@@ -235,7 +223,7 @@ class ChatGLM2Model(ChatGLM2PreTrainedModel):
         use_cache = self.config.use_cache if use_cache is None else use_cache
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
-        hidden_states = self.embedding(input_ids) if inputs_embeds is None else inputs_embeds
+        hidden_states = self.embedding["word_embeddings"](input_ids) if inputs_embeds is None else inputs_embeds
         seen = 0 if past_key_values is None else past_key_values.get_seq_length()
         if position_ids is None:
             position_ids = count(attention_mask, seen, hidden_states)

@@ -14,6 +14,9 @@ from cmexam_tune.families.chatglm.modeling_v1 import ChatGLMForCausalLM
 from cmexam_tune.families.chatglm.modeling_v2 import ChatGLM2ForCausalLM
 from cmexam_tune.families.chatglm.tokenization import ChatGLM2Tokenizer, ChatGLMTokenizer
 
+SPREAD = 0.15
+"""Of the weights: with the usual 0.02 a random model's attention is too faint for a prefix to change anything."""
+
 CLASSES = {
     "AutoConfig": "configuration_chatglm.ChatGLMConfig",
     "AutoModel": "modeling_chatglm.ChatGLMForConditionalGeneration",
@@ -46,12 +49,22 @@ def build(  # noqa: PLR0913 - the sizes that cmexam_tune.tiny names
     if version == 1:
         _train(folder / "ice_text.model", texts, V1_SYMBOLS)
         config, settings = _first(folder, hidden, layers, vocab, heads)
+        config.initializer_range = SPREAD
         ChatGLMForCausalLM(config).save_pretrained(folder)
     else:
         _train(folder / "tokenizer.model", texts, V2_SYMBOLS)
         config, settings = _second(folder, version, hidden, layers, vocab, heads)
+        config.initializer_range = SPREAD
         ChatGLM2ForCausalLM(config).save_pretrained(folder)
-    drop = ("transformers_version", "dtype", "id2label", "label2id", "rope_interpolation", "tie_word_embeddings")
+    drop = (
+        "initializer_range",
+        "transformers_version",
+        "dtype",
+        "id2label",
+        "label2id",
+        "rope_interpolation",
+        "tie_word_embeddings",
+    )
     values = {key: value for key, value in config.to_diff_dict().items() if key not in drop}
     released = {"architectures": ["ChatGLMModel"], "auto_map": CLASSES, "model_type": "chatglm"}
     _write(folder / "config.json", {**values, **_fields(config), **released, "torch_dtype": "float32"})

@@ -1,0 +1,51 @@
+"""The notebooks run from top to bottom."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+REAL = ROOT.parent / "shared" / "data" / "cmexam"
+nbformat = pytest.importorskip("nbformat")
+nbclient = pytest.importorskip("nbclient")
+
+
+def run(name: str, folder: Path) -> list[Any]:
+    notebook = nbformat.read(ROOT / "notebooks" / name, as_version=4)
+    client = nbclient.NotebookClient(
+        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": folder}}
+    )
+    client.execute()
+    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    return [output.data.get("text/html", "") for output in outputs if "data" in output]
+
+
+@pytest.fixture(autouse=True)
+def package_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
+def test_notebooks_are_committed_without_outputs() -> None:
+    found = sorted((ROOT / "notebooks").glob("*.ipynb"))
+    assert [path.name for path in found] == ["cmexam.ipynb", "quickstart.ipynb"]
+    for path in found:
+        notebook = nbformat.read(path, as_version=4)
+        nbformat.validate(notebook)
+        assert not [cell for cell in notebook.cells if cell.cell_type == "code" and cell.outputs], path.name
+
+
+def test_quickstart(tmp_path: Path) -> None:
+    shown = run("quickstart.ipynb", tmp_path)
+    assert sum("<table>" in text for text in shown) >= 5
+    assert "srcdoc=" in shown[-1]
+    assert (tmp_path / "quickstart_out" / "head_bert" / "seed1" / "report" / "report.html").is_file()
+
+
+def test_cmexam(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if REAL.is_dir():
+        monkeypatch.setenv("CMEXAM_DATA", str(REAL))
+    monkeypatch.setenv("LIMIT", "16")
+    shown = run("cmexam.ipynb", tmp_path)
+    assert sum("<table>" in text for text in shown) >= 2
+    assert (tmp_path / "cmexam_out" / "report" / "report.html").is_file()

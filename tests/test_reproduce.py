@@ -1,0 +1,164 @@
+"""Rows of the papers from raw file to table, with tiny models; killed once in the middle, the end is the same."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cmexam_tune import collect, reproduce, rows, tiny
+from cmexam_tune.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[1]
+SAMPLE = ROOT / "cmexam_tune" / "sample"
+METHODS = {"ptuning_chatglm": "chatglm", "lora_llama": "llama", "head_bert": "bert"}
+FEW = [
+    "training.max_steps=2", "training.global_batch_size=4", "training.per_device_train_batch_size=4",
+    "training.eval_strategy=no", "training.save_strategy=no", "data.max_train_samples=8", "generation.max_new_tokens=4",
+    "training.disable_tqdm=true",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("models")
+    built = {row: tiny.build(family, folder / family, hidden=32) for row, family in METHODS.items()}
+    long = [f"{row}:prompt.max_source_length=512" for row in METHODS if row != "head_bert"]
+    return [*(f"{row}:model.model_name_or_path={path}" for row, path in built.items()), *long]
+
+
+def command(out: Path, models: list[str], *more: str) -> list[str]:
+    base = [sys.executable, "-m", "cmexam_tune.reproduce", *METHODS, "--out", str(out), "--seeds", "1,2"]
+    return [*base, "--data", str(SAMPLE / "cmexam"), *FEW, *models, *more]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+def overall(out: Path) -> dict[str, Any]:
+    found = sorted(out.glob(f"*/seed*/{collect.REPORT}"))
+    return {str(p.relative_to(out)): json.loads(p.read_text(encoding="utf-8"))["overall"] for p in found}
+
+
+def test_all_methods_two_seeds_killed_in_the_middle(tmp_path: Path, models: list[str]) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    done = subprocess.run(
+        command(whole, models, "--table3"), env=environment(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    names = sorted(path.parent.name for path in whole.glob(f"*/seed*/{collect.REPORT.parts[0]}"))
+    assert names == ["seed1"] * 3 + ["seed1-explain"] * 2 + ["seed2"] * 3 + ["seed2-explain"] * 2
+    for name in ("ChatGLM-CMExam", "LLaMA-CMExam", "BERT-CMExam"):
+        assert name in done.stdout
+    for stem in ("comparison", "table3"):
+        for suffix in (".md", ".tex", ".html"):
+            assert "45.3" in (whole / f"{stem}{suffix}").read_text(encoding="utf-8")
+
+    process = subprocess.Popen(command(broken, models), env=environment(), stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not list(broken.glob("lora_llama/seed1/predictions.jsonl")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert len(overall(broken)) < len(overall(whole))
+    again = subprocess.run(command(broken, models), env=environment(), capture_output=True, text=True, check=False)
+    assert again.returncode == 0, again.stderr
+    assert overall(broken) == overall(whole)
+    assert (broken / "comparison.md").read_text() == (whole / "comparison.md").read_text()
+
+
+def test_off_the_shelf_and_cmb(tmp_path: Path, models: list[str]) -> None:
+    model = models[1].partition("=")[2]
+    changes = [f"model.model_name_or_path={model}", *FEW, "generation.max_new_tokens=2"]
+    table = reproduce.reproduce(["zeroshot_qwen_cmb"], tmp_path, seeds=(1, 2), data=SAMPLE / "cmb", overrides=changes)
+    assert len(list(tmp_path.glob("zeroshot_qwen_cmb/seed*"))) == 1
+    assert table.body[0][:2] == ("zeroshot_qwen_cmb", "Acc")
+
+
+def test_missing_weights_are_all_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        reproduce.reproduce(["lora_huatuo", "head_bert"], tmp_path / "o", data=SAMPLE / "cmexam")
+    text = str(caught.value)
+    assert "hf download huggyllama/llama-7b" in text and "hf download google-bert/bert-base-chinese" in text
+    assert "https://github.com/SCIR-HI/Huatuo-Llama-Med-Chinese" in text
+    assert not (tmp_path / "o").exists()
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [(["lora_lama"], "did you mean 'lora_llama'"), (["Vicuna-CMEXAM"], "did you mean 'Vicuna-CMExam'")],
+)
+def test_unknown_rows(names: list[str], message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message):
+        reproduce.reproduce(names, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "argv", [["--out", "x"], ["lora_llama", "--out", "x", "--seeds", "a"], ["--table3", "--out", "nowhere"]]
+)
+def test_wrong_command_lines(argv: list[str]) -> None:
+    with pytest.raises(UserError):
+        reproduce.main(argv)
+
+
+def test_missing_data(tmp_path: Path, models: list[str]) -> None:
+    with pytest.raises(UserError, match=r"no test file of cmexam .*--data"):
+        reproduce.reproduce(["lora_llama"], tmp_path / "o", data=tmp_path, overrides=models)
+
+
+def test_overrides_for_one_row() -> None:
+    words = ["training.seed=3", "lora_llama:out=x", "LLaMA-CMExam:tuning.r=2", "head_bert:out=y", "out=a:b"]
+    assert reproduce._own(words, rows.find("lora_llama")) == ["training.seed=3", "out=x", "tuning.r=2", "out=a:b"]
+
+
+def test_a_published_name_finds_its_recipe() -> None:
+    assert rows.find("ChatGLM-CMExam").recipe == "ptuning_chatglm"
+    assert rows.find("ptuning_chatglm.yaml") == rows.find("ptuning_chatglm")
+
+
+# --- tables ------------------------------------------------------------------------------------------------------
+
+
+def put(out: Path, place: str, **overall: Any) -> None:
+    path = out / place / collect.REPORT
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"overall": overall}), encoding="utf-8")
+    path.with_suffix(".html").write_text("<p>")
+
+
+def test_scores_by_hand(tmp_path: Path) -> None:
+    for seed, accuracy in ((1, 44.0), (2, 46.0)):
+        put(tmp_path, f"ptuning_chatglm/seed{seed}", n=10000, accuracy=accuracy, weighted_f1=accuracy / 100, bleu1=None)
+        put(tmp_path, f"ptuning_chatglm/seed{seed}-explain", n=10000, accuracy=1.0, weighted_f1=0.01, bleu1=31.0 + seed)
+    put(tmp_path, "my_own/seed1", n=400, accuracy=50.0, weighted_f1=0.5, bleu1=None)
+    first, second = collect.lines(tmp_path)
+    accuracy = first.scores["accuracy"]
+    assert (accuracy.mean, accuracy.deviation) == (45.0, pytest.approx(2**0.5))
+    half = 1.96 * (45 * 55 / 10000 + 2 / 2) ** 0.5
+    assert accuracy.interval == pytest.approx((45 - half, 45 + half))
+    bleu = first.scores["bleu1"]
+    assert bleu.mean == 32.5 and bleu.interval == pytest.approx((32.5 - 12.706 * 0.5, 32.5 + 12.706 * 0.5))
+    assert second.row.title == "my_own" and second.scores["accuracy"].deviation is None
+    table = {(line[0], line[1]): line[2:] for line in collect.comparison([first, second]).body}
+    assert table["ChatGLM-CMExam (ptuning_chatglm)", "Acc"][:3] == ("45.00±1.41", "45.3±1.4", "-0.30")
+    assert table["ChatGLM-CMExam (ptuning_chatglm)", "BLEU-1"][2] == "+1.40"
+    assert table["my_own", "Acc"] == ("50.00", "-", "-", "45.10 to 54.90")
+    wide = collect.table3([first, second])
+    assert wide.body[1][:4] == ("  published", "45.3", "45.2", "31.1")
+
+
+def test_the_same_table_in_four_forms(tmp_path: Path) -> None:
+    table = collect.Table(("a_b", "c & d"), (("<甲>", "1±2%"),), "50% of x_1")
+    assert table.markdown().splitlines()[2] == "| <甲> | 1±2% |"
+    latex = table.latex()
+    assert r"<甲> & 1$\pm$2\% \\" in latex and r"a\_b & c \& d \\" in latex and latex.count("{") == latex.count("}")
+    assert "<td>&lt;甲&gt;</td>" in table._repr_html_()
+    assert str(table).splitlines()[:2] == ["a_b   c & d", "<甲>  1±2%"]
+    collect.write(table, tmp_path / "t", ["x/report.html"])
+    assert '<a href="x/report.html">' in (tmp_path / "t.html").read_text(encoding="utf-8")

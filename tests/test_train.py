@@ -1,0 +1,317 @@
+"""`train` from a recipe to a run folder: what it writes, refuses, continues and stops."""
+
+import errno
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import train_helpers
+
+torch = pytest.importorskip("torch")
+
+from safetensors.torch import load_file  # noqa: E402
+
+from cmexam_tune import config, runs  # noqa: E402
+from cmexam_tune import train as program  # noqa: E402
+from cmexam_tune.errors import ConfigError, UserError  # noqa: E402
+from cmexam_tune.train import train  # noqa: E402
+from cmexam_tune.training import callbacks, checkpoints  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_helpers.world(tmp_path_factory.mktemp("train"))
+
+
+def losses(run: runs.Run) -> list[float]:
+    return [entry["loss"] for entry in run.log if "loss" in entry]
+
+
+def weights(run: runs.Run) -> dict[str, Any]:
+    return dict(load_file(run.adapter / "adapter_model.safetensors"))
+
+
+@pytest.fixture(scope="module")
+def plain(folder: Path) -> runs.Run:
+    return train(train_helpers.recipe(folder, out=str(folder / "plain"), tuning__lora_dropout=0.0))
+
+
+def test_run_folder_describes_itself(plain: runs.Run, folder: Path) -> None:
+    assert config.load(plain.path / "config.yaml") == plain.config
+    environment = json.loads((plain.path / "environment.json").read_text())
+    assert {"torch", "transformers", "peft", "python", "device", "command"} <= environment.keys()
+    assert [entry["step"] for entry in plain.log if "loss" in entry] == list(range(1, 9))
+    assert json.loads((plain.path / "trainer_state.json").read_text())["global_step"] == 8
+    assert {"train_loss", "padding", "tokens_per_second"} <= plain.metrics.keys()
+    assert runs.open_run(plain.path).metrics == plain.metrics
+    assert "train_loss" in plain._repr_html_()
+    assert not list(plain.path.glob(".*")), "nothing half-written is left"
+    assert all(not checkpoints.damage(path) for path in checkpoints.found(plain.path))
+    files = {path.name for path in checkpoints.found(plain.path)[0].iterdir()}
+    assert files == {
+        "trainable.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json",
+        "checksums.json",
+    }  # fmt: skip
+
+
+def test_finished_run_is_left_alone(plain: runs.Run, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (plain.path / "adapter" / "adapter_model.safetensors").stat().st_mtime_ns
+    again = train(plain.config)
+    assert again.metrics == plain.metrics
+    assert "has finished" in capsys.readouterr().err
+    assert (plain.path / "adapter" / "adapter_model.safetensors").stat().st_mtime_ns == before
+
+
+LAYOUTS = {
+    "packed": {"training__packing": True},
+    "budget": {"training__max_tokens_per_batch": 150},
+    "micro": {"training__per_device_train_batch_size": 6},
+    "checkpointing": {"training__gradient_checkpointing": True},
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_layout_does_not_change_what_is_learnt(plain: runs.Run, folder: Path, name: str) -> None:
+    run = train(
+        train_helpers.recipe(folder, out=str(folder / name), tuning__lora_dropout=0.0, **LAYOUTS[name])
+    )  # fmt: skip
+    assert losses(run) == pytest.approx(losses(plain), rel=1e-4)
+    for key, value in weights(plain).items():
+        assert torch.allclose(weights(run)[key], value, atol=1e-4), key
+
+
+def test_gradient_accumulation_and_global_batch_mean_the_same(plain: runs.Run, folder: Path) -> None:
+    changes = {"training__global_batch_size": None, "training__gradient_accumulation_steps": 3}
+    run = train(train_helpers.recipe(folder, out=str(folder / "ga"), tuning__lora_dropout=0.0, **changes))
+    assert losses(run) == losses(plain)
+
+
+def test_saved_adapter_is_loaded_back(plain: runs.Run) -> None:
+    settings, loaded = runs.load(plain.path)
+    assert settings == plain.config
+    tuned = {name: p for name, p in loaded.model.named_parameters() if "lora_B" in name}
+    assert tuned
+    assert all(p.abs().sum() > 0 for p in tuned.values())
+    assert not loaded.model.training
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [("prompt.template=alpaca", "template=alpaca"), ("tuning.r=2", "LoRA")],
+)
+def test_adapter_with_other_settings_is_refused(plain: runs.Run, override: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        runs.load(plain.path, [override])
+
+
+def test_adapter_with_another_tokenizer_is_refused(plain: runs.Run, folder: Path) -> None:
+    other = shutil.copytree(folder / "llama", folder / "other_llama", dirs_exist_ok=True)
+    text = (other / "tokenizer.json").read_text()
+    (other / "tokenizer.json").write_text(text.replace('"<pad>"', '"<filler>"'))
+    values = json.loads((other / "tokenizer_config.json").read_text())
+    values["pad_token"] = "<filler>"
+    (other / "tokenizer_config.json").write_text(json.dumps(values))
+    with pytest.raises(UserError, match="tokenizer of the base model"):
+        runs.load(plain.path, [f"model.model_name_or_path={other}"])
+
+
+def test_unfinished_run_cannot_be_loaded(plain: runs.Run, folder: Path) -> None:
+    half = shutil.copytree(plain.path, folder / "half", dirs_exist_ok=True)
+    shutil.rmtree(half / "adapter")
+    with pytest.raises(UserError, match="not finished"):
+        runs.load(half)
+    with pytest.raises(UserError, match="no run folder"):
+        runs.load(folder / "nowhere")
+
+
+# Bad input
+
+
+def refuse(arguments: list[str], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        program.main(arguments)
+
+
+@pytest.fixture
+def recipe_file(folder: Path, tmp_path: Path) -> str:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(config.dump(train_helpers.recipe(folder, out=str(tmp_path / "run"))), encoding="utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["data.train=[]"], "data.train: name at least one"),
+        (["data.train=nowhere.jsonl"], "nowhere.jsonl: no such data.train file"),
+        (["data.max_train_samples=0"], "max_train_samples=0"),
+        (["model.model_name_or_path=/nowhere"], "no such folder"),
+        (["training.fp16=true"], "needs a GPU"),
+        (["training.fp16=true", "training.bf16=true"], "both true"),
+        (["training.deepspeed=zero9"], "zero9: no such file"),
+        (["training.per_device_train_batch_size=0"], "at least 1"),
+        (["training.max_tokens_per_batch=0"], "at least 1"),
+        (["training.eval_strategy=epoch"], "Set data.validation"),
+        (["training.early_stopping_patience=2"], "needs training.eval_strategy"),
+        (["training.load_best_model_at_end=true"], "save and eval strategy to match"),
+        (["prompt.max_target_length=1"], "none of 20 questions"),
+    ],
+)
+def test_bad_settings_are_refused(recipe_file: str, tmp_path: Path, overrides: list[str], words: str) -> None:
+    refuse(["--config", recipe_file, *overrides], words)
+    assert not (tmp_path / "run" / "adapter").exists()
+
+
+def test_empty_and_foreign_files_are_refused(recipe_file: str, tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").touch()
+    refuse(["--config", recipe_file, f"data.train={tmp_path / 'empty.jsonl'}"], "is empty")
+    (tmp_path / "odd.jsonl").write_text('{"prompt": "x"}\n')
+    refuse(["--config", recipe_file, f"data.train={tmp_path / 'odd.jsonl'}"], "odd.jsonl:1: not a Question")
+
+
+def test_another_experiment_is_never_overwritten(plain: runs.Run, folder: Path, tmp_path: Path) -> None:
+    other = train_helpers.recipe(folder, out=str(plain.path), training__learning_rate=5e-4, tuning__lora_dropout=0.0)
+    with pytest.raises(UserError, match=r"training.learning_rate: 0.001 there, 0.0005 here"):
+        train(other)
+    (tmp_path / "diary.txt").write_text("mine")
+    for overwrite in (False, True):
+        with pytest.raises(UserError, match="holds no run"):
+            train(train_helpers.recipe(folder, out=str(tmp_path)), overwrite=overwrite)
+    assert (tmp_path / "diary.txt").read_text() == "mine"
+    with pytest.raises(UserError, match="no run to resume"):
+        train(train_helpers.recipe(folder, out=str(tmp_path / "new")), resume=True)
+
+
+def test_overwrite_starts_anew(folder: Path) -> None:
+    first = train(train_helpers.recipe(folder, out=str(folder / "over"), training__max_steps=1))
+    again = train(
+        train_helpers.recipe(folder, out=str(folder / "over"), training__max_steps=2), overwrite=True
+    )  # fmt: skip
+    assert (len(losses(first)), len(losses(again))) == (2, 2), "the log is the new run's"
+
+
+def test_print_config(recipe_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert program.main(["--config", recipe_file, "--print-config", "training.learning_rate=2e-4"]) is None
+    assert "learning_rate: 0.0002" in capsys.readouterr().out
+
+
+# Interruptions
+
+
+def test_sigterm_saves_a_checkpoint_and_the_run_goes_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = train_helpers.recipe(folder, out=str(folder / "term"), training__save_steps=100)
+    whole = train(train_helpers.recipe(folder, out=str(folder / "unterm"), training__save_steps=100))
+
+    log = callbacks.JsonlLog.on_log
+
+    def terminate(self: Any, args: Any, state: Any, *rest: Any, **more: Any) -> None:
+        log(self, args, state, *rest, **more)
+        if state.global_step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(callbacks.JsonlLog, "on_log", terminate)
+        with pytest.raises(KeyboardInterrupt):
+            train(settings)
+    assert [checkpoints.step_of(path) for path in checkpoints.found(folder / "term")] == [4]
+    assert not (folder / "term" / "adapter").exists()
+    run = train(settings, resume=True)
+    assert losses(run) == losses(whole)
+    assert all(torch.equal(value, weights(whole)[key]) for key, value in weights(run).items())
+
+
+def test_damaged_checkpoint_falls_back(plain: runs.Run, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    half = shutil.copytree(plain.path, folder / "damaged", dirs_exist_ok=True)
+    shutil.rmtree(half / "adapter")
+    newest, before, *_ = checkpoints.found(half)
+    content = bytearray((newest / "optimizer.pt").read_bytes())
+    content[len(content) // 2] ^= 1
+    (newest / "optimizer.pt").write_bytes(content)
+    (before / "rng_state.pth").unlink()
+    run = train(train_helpers.recipe(folder, out=str(half), tuning__lora_dropout=0.0))
+    told = capsys.readouterr().err
+    assert f"{newest.name} is damaged (the checksum of optimizer.pt is wrong)" in told
+    assert f"{before.name} is damaged (rng_state.pth is missing)" in told
+    assert "resuming from" in told
+    assert losses(run) == losses(plain)
+    assert all(torch.equal(value, weights(plain)[key]) for key, value in weights(run).items())
+
+
+def test_full_disk_keeps_the_last_checkpoint(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = train_helpers.recipe(folder, out=str(folder / "full"))
+    write = checkpoints.write_weights
+
+    def fail(path: Path, values: Any) -> None:
+        if path.name == "checkpoint-3":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        write(path, values)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoints, "write_weights", fail)
+        with pytest.raises(OSError, match="No space left"):
+            train(settings)
+    assert not (folder / "full" / checkpoints.STAGING).exists()
+    assert [checkpoints.step_of(path) for path in checkpoints.found(folder / "full")] == [2, 1]
+    assert train(settings).finished
+
+
+def test_checkpoints_are_rotated(plain: runs.Run) -> None:
+    assert [checkpoints.step_of(path) for path in checkpoints.found(plain.path)] == [8, 7, 6]
+
+
+# Validation
+
+
+def test_best_checkpoint_by_exam_accuracy(folder: Path) -> None:
+    settings = train_helpers.recipe(
+        folder,
+        out=str(folder / "best"),
+        data__validation=[str(folder / "val.jsonl")],
+        training__eval_strategy="steps",
+        training__eval_steps=2,
+        training__save_steps=2,
+        training__metric_for_best_model="exam_accuracy",
+        training__load_best_model_at_end=True,
+        training__early_stopping_patience=1,
+        generation={"mode": "likelihood"},
+        prompt__style="answer",
+    )
+    run = train(settings)
+    seen = [entry for entry in run.log if "eval_exam_accuracy" in entry]
+    assert seen
+    best = max(seen, key=lambda entry: (entry["eval_exam_accuracy"], -entry["step"]))
+    assert run.metrics["best_metric"] == best["eval_exam_accuracy"]
+    kept = load_file(run.path / f"checkpoint-{best['step']}" / "trainable.safetensors")
+    saved = weights(run)
+    assert saved
+    assert {value.numpy().tobytes() for value in saved.values()} == {value.numpy().tobytes() for value in kept.values()}
+    if len(seen) >= 2 and seen[1]["eval_exam_accuracy"] <= seen[0]["eval_exam_accuracy"]:
+        assert seen[-1]["step"] == 4, "stopped after one evaluation without a better one"
+
+
+def test_validation_loss_does_not_disturb_training(folder: Path) -> None:
+    base = {"training__max_steps": 4, "prompt__style": "answer"}
+    quiet = train(train_helpers.recipe(folder, out=str(folder / "quiet"), **base))
+    watched = train(
+        train_helpers.recipe(
+            folder,
+            out=str(folder / "watched"),
+            data__validation=[str(folder / "val.jsonl")],
+            training__eval_strategy="steps",
+            training__eval_steps=1,
+            **base,
+        )
+    )
+    assert losses(quiet) == losses(watched)
+    assert len({entry["eval_loss"] for entry in watched.log if "eval_loss" in entry}) == 4
+
+
+def test_more_processes_than_questions_is_refused(folder: Path) -> None:
+    from cmexam_tune.training import arguments
+
+    with pytest.raises(ConfigError, match="global_batch_size=6 is smaller than the 8 processes"):
+        arguments.global_batch(train_helpers.recipe(folder), 8)

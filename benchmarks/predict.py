@@ -1,0 +1,172 @@
+"""Prediction of exam answers: the original repository's way beside ours, generated, constrained and by likelihood.
+
+    python benchmarks/predict.py [--questions data/cmexam/val.questions.jsonl] [--json times.json]
+
+The original predicts one question at a time, its prompt padded to 256 tokens, with up to 256 new tokens, greedily. Ours
+sorts by length and answers batches. All four run in one process on the same model and questions. The model is random
+(40M parameters by default) and tuned here, shortly, to write its answer and stop: how often it is right does not
+matter, how soon it stops does, and that is printed too. Training is not part of any time. Without `--questions` the
+sample is used; on a GPU try `--device cuda --dtype bfloat16 --batch-size 128`.
+"""
+
+import argparse
+import json
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from cmexam_tune import config, jsonl, tiny
+from cmexam_tune.config import Config
+from cmexam_tune.exams import cmexam
+from cmexam_tune.families import Loaded, _decode, llama
+from cmexam_tune.schema import Prediction, Question
+
+WIDTH, NEW_TOKENS = 256, 256
+SAMPLE = Path(tiny.__file__).parent / "sample" / "cmexam"
+
+
+def read(path: str | None, count: int) -> list[Question]:
+    """The first questions of a file, over and over under new ids if it has fewer."""
+    found = list(jsonl.read(path, Question)) if path else list(cmexam.read(sorted(SAMPLE.glob("*.csv"))))
+    rounds = (found[i % len(found)] for i in range(count))
+    return [Question(f"{i}", q.stem, q.options, q.answer) for i, q in enumerate(rounds)]
+
+
+def settings(folder: Path, arguments: argparse.Namespace, mode: str) -> Config:
+    return config.from_dict(
+        {
+            "prompt": {"style": "answer", "max_source_length": WIDTH, "max_target_length": NEW_TOKENS},
+            "model": {"family": "llama", "model_name_or_path": str(folder)},
+            "tuning": {"method": "full"},
+            "generation": {"mode": mode, "batch_size": arguments.batch_size},
+            "out": "unused",
+        }
+    )
+
+
+def tune(loaded: Loaded, questions: Sequence[Question], setup: Config, steps: int) -> None:
+    """Teach the model to write an answer and EOS; only the label positions go through the output layer."""
+    rows = llama.encode(loaded, questions, setup.prompt, setup.model).rows
+    model: Any = loaded.model
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4)
+    model.train()
+    for step in range(steps):
+        some = [[rows[(4 * step + i) % len(rows)]] for i in range(4)]
+        batch = {name: value.to(model.device) for name, value in llama.collate(loaded, some).items()}
+        labels = batch.pop("labels")[:, 1:]
+        hidden = model.model(**batch).last_hidden_state[:, :-1]
+        chosen = labels != -100
+        loss = torch.nn.functional.cross_entropy(model.lm_head(hidden[chosen]).float(), labels[chosen])
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if step % 10 == 0:
+            print(f"\rtuning: step {step} of {steps}, loss {float(loss.detach()):.3f}", end="", flush=True)
+    print()
+    model.eval()
+
+
+def original(loaded: Loaded, questions: Sequence[Question], setup: Config) -> Iterator[Prediction]:
+    """One question at a time, padded or cut to 256 tokens, up to 256 new tokens."""
+    tokenizer: Any = loaded.tokenizer
+    tokenizer.padding_side = "left"
+    for item in _decode.ask(llama.codec, loaded, questions, setup):
+        inputs = tokenizer.pad({"input_ids": [item.ids[:WIDTH]]}, padding="max_length", max_length=WIDTH)
+        tensors = {
+            name: torch.tensor(inputs[name], device=loaded.model.device) for name in ("input_ids", "attention_mask")
+        }
+        with torch.inference_mode():
+            out = loaded.model.generate(**tensors, max_new_tokens=NEW_TOKENS, do_sample=False)
+        yield Prediction(item.question.id, tokenizer.decode(out[0, WIDTH:], skip_special_tokens=True))
+
+
+def timed(predictions: Iterable[Prediction], device: str) -> tuple[float, dict[str, str]]:
+    started = time.perf_counter()
+    texts = {prediction.question_id: prediction.text for prediction in predictions}
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - started, texts
+
+
+def measure(
+    loaded: Loaded, questions: Sequence[Question], folder: Path, arguments: argparse.Namespace
+) -> dict[str, Any]:
+    results: dict[str, Any] = {}
+    reference: dict[str, str] = {}
+    for name in ("original", "generate", "constrained", "likelihood"):
+        setup = settings(folder, arguments, "generate" if name == "original" else name)
+        way = original if name == "original" else llama.answer
+        timed(way(loaded, questions[: 1 if name == "original" else arguments.batch_size], setup), arguments.device)
+        seconds, texts = timed(way(loaded, questions, setup), arguments.device)
+        reference = reference or texts
+        written = [len(ids) for ids in loaded.tokenizer(list(texts.values()), add_special_tokens=False)["input_ids"]]
+        results[name] = {
+            "seconds": round(seconds, 2),
+            "questions_per_second": round(len(questions) / seconds, 2),
+            "ratio": round(results["original"]["seconds"] / seconds, 2) if results else 1.0,
+            "tokens_written": round(sum(written) / len(written), 2),
+            "longest": max(written),
+            "same_text_as_original": round(sum(texts[q.id] == reference[q.id] for q in questions) / len(questions), 4),
+        }
+        print(f"{name:<14}" + "  ".join(f"{key} {value}" for key, value in results[name].items()), flush=True)
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--questions", metavar="FILE", help="questions as preprocess writes them; default: the sample")
+    parser.add_argument("--count", type=int, default=512, help="questions to answer; default: %(default)s")
+    parser.add_argument("--batch-size", type=int, default=32, help="of our side; default: %(default)s")
+    parser.add_argument("--hidden", type=int, default=512)
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--vocab", type=int, default=32000)
+    parser.add_argument("--steps", type=int, default=80, help="of the tuning before; default: %(default)s")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--dtype", default="float32", choices=("float32", "float16", "bfloat16"), help="of prediction")
+    parser.add_argument("--json", metavar="FILE", help="write the figures there")
+    arguments = parser.parse_args()
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    questions = read(arguments.questions, arguments.count)
+    with tempfile.TemporaryDirectory() as name:
+        sizes = {"hidden": arguments.hidden, "layers": arguments.layers, "vocab": arguments.vocab}
+        folder = tiny.build("llama", Path(name) / "model", **sizes)
+        setup = settings(folder, arguments, "generate")
+        loaded = llama.load(setup.model)
+        model: Any = loaded.model
+        model.to(arguments.device)
+        tune(loaded, questions, setup, arguments.steps)
+        model.to(getattr(torch, arguments.dtype))
+        model.config.use_cache = True
+        results = measure(loaded, questions, folder, arguments)
+    report = {
+        "benchmark": "predict",
+        "questions": arguments.questions or "sample",
+        "count": len(questions),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "settings": vars(arguments),
+        "ways": results,
+        "ratios": {way: results[way]["ratio"] for way in ("generate", "constrained", "likelihood")},
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+        "machine": {
+            "platform": platform.platform(),
+            "cores": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+            "gpu": torch.cuda.get_device_name() if arguments.device == "cuda" else None,
+        },
+    }
+    print(f"ratios to the original's way: {report['ratios']}")
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps(report, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,208 @@
+"""Score predictions by a profile's rules and write the report."""
+
+import json
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from cmexam_tune import __version__, cli, comparison, files, jsonl, metrics, profiles, report, report_text
+from cmexam_tune.errors import DataError, UserError
+from cmexam_tune.profiles import Profile
+from cmexam_tune.schema import Prediction, Question, Scores
+
+T = TypeVar("T")
+Predictions = str | Path | Sequence[Prediction]
+Questions = str | Path | Sequence[Question]
+
+ALL = "all"
+NAMES = ("report.json", "report.md", "report.html", "report.tex")
+EPILOG = """writes DIR/report.json, DIR/report.md and DIR/report.html (one file, no network needed).
+
+In report.json accuracy, its Wilson 95% interval accuracy_ci, BLEU and ROUGE are percentages; precision, recall and
+weighted_f1 are fractions from 0 to 1, as scikit-learn gives them. Only `question_id` and `text` of a prediction are
+read: the profile's parser finds answer and explanation again.
+
+examples:
+  cmexam-tune evaluate --predictions predictions.jsonl --questions test.questions.jsonl --out report
+  cmexam-tune evaluate --predictions predictions.jsonl --questions test.questions.jsonl --out report --profile all
+  cmexam-tune evaluate --predictions tuned.jsonl --baseline zeroshot.jsonl --questions test.questions.jsonl --out report
+  cmexam-tune evaluate --predictions seed1.jsonl --predictions seed2.jsonl --questions test.questions.jsonl --out report
+"""
+
+
+def evaluate(  # noqa: PLR0913 - one argument for each flag of the program
+    predictions: Predictions | Sequence[str | Path],
+    questions: Questions,
+    out: str | Path | None = None,
+    *,
+    profile: str = "standard",
+    baseline: Predictions | None = None,
+    published: str | None = None,
+    latex: bool = False,
+    overwrite: bool = False,
+) -> report.FullReport:
+    """Score predictions, and write the report to the folder `out` where one is given.
+
+    Args:
+        predictions: a predictions file or records; several files are runs or modes that are reported side by side.
+        questions: the questions file or records that were predicted: exactly these ids.
+        out: folder for report.json, report.md and report.html.
+        profile: whose rules: one of `profiles.names()`, or `all` for `standard` with the scores of all of them.
+        baseline: predictions of the same questions to compare with, question by question.
+        published: show published numbers beside the run: `cmexam` or `cmb`.
+        latex: also write report.tex.
+        overwrite: replace a report in `out`.
+
+    Returns:
+        The report; where there are several files, of the first.
+
+    Raises:
+        UserError: a file is missing or empty, or a report exists and `overwrite` is false.
+        DataError: broken records, or predictions and questions do not match.
+        ConfigError: an unknown profile.
+    """
+    rules = profiles.get("standard" if profile == ALL else profile)
+    if out is not None:
+        _check_out(Path(out), overwrite)
+    asked = _records(questions, Question)
+    runs = _runs(predictions)
+    graded = {name: _grade(asked, said, rules, name) for name, said in runs.items()}
+    name, first = next(iter(graded.items()))
+    compared: dict[str, Any] = {}
+    if baseline is not None:
+        label = str(baseline) if isinstance(baseline, str | Path) else "the baseline"
+        other = _grade(asked, _records(baseline, Prediction), rules, label)
+        compared["comparison"] = {"name": label, **comparison.compare(other, first, rules.smoothing)}
+    if len(graded) > 1:
+        scores = {run: metrics.score(some, rules) for run, some in graded.items()}
+        compared |= {"runs": scores, "summary": comparison.summarise(scores), "agreement": comparison.agreement(graded)}
+    if profile == ALL:
+        compared["profiles"] = all_profiles(runs[name], asked)
+    result = report.build(first, rules, _provenance(questions, predictions, baseline), published)
+    if out is not None:
+        report.write(result, first, out, overwrite, latex, compared)
+    return result
+
+
+def all_profiles(predictions: Predictions, questions: Questions) -> dict[str, Scores]:
+    """Return the scores of the same outputs by every profile, so that a gap between two papers can be explained."""
+    asked, said = _records(questions, Question), _records(predictions, Prediction)
+    return {name: metrics.score(metrics.grade(asked, said, name), name) for name in profiles.names()}
+
+
+def _grade(asked: Sequence[Question], said: Sequence[Prediction], rules: Profile, name: str) -> list[metrics.Graded]:
+    try:
+        return metrics.grade(asked, said, rules)
+    except DataError as error:
+        raise DataError(f"{name}: {error}") from None
+
+
+def _records(source: Any, cls: type[T]) -> list[T]:
+    return list(jsonl.read(source, cls)) if isinstance(source, str | Path) else list(source)
+
+
+def _runs(predictions: Any) -> dict[str, list[Prediction]]:
+    """Return the predictions of each file, or of the one set of records, by name."""
+    paths = _paths(predictions)
+    if not paths:
+        return {"predictions": _records(predictions, Prediction)}
+    if twice := [str(path) for i, path in enumerate(paths) if path in paths[:i]]:
+        raise UserError(f"--predictions: {twice[0]} is given twice.")
+    return {str(path): _records(path, Prediction) for path in paths}
+
+
+def _paths(source: Any) -> list[str | Path]:
+    return [item for item in ([source] if isinstance(source, str | Path) else source) if isinstance(item, str | Path)]
+
+
+def _check_out(out: Path, overwrite: bool) -> None:
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out}: is a file, --out needs a folder.")
+    for name in NAMES:
+        files.check_output(out / name, overwrite)
+
+
+def _provenance(questions: Any, predictions: Any, baseline: Any) -> dict[str, Any]:
+    """Return checksums of the files, how predictions were made where predict left a note, and versions."""
+    from importlib.metadata import version
+
+    libraries = {name: version(name) for name in ("rapidfuzz", "sacrebleu", "rouge-score", "jieba")}
+    sources = {"questions": questions, "predictions": predictions, "baseline": baseline or []}
+    return {
+        **{name: [_origin(path) for path in _paths(source)] for name, source in sources.items()},
+        "versions": {"cmexam_tune": __version__, "python": platform.python_version(), **libraries},
+    }
+
+
+def _origin(path: str | Path) -> dict[str, Any]:
+    origin: dict[str, Any] = {"path": str(path), "sha256": files.sha256(path)}
+    note = Path(f"{path}.meta.json")
+    if note.is_file():
+        try:
+            origin["made_by"] = json.loads(note.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise DataError(f"{note}: broken JSON, {error}. Predict writes this file; scoring needs none.") from None
+    return origin
+
+
+def main(argv: Sequence[str]) -> int | None:
+    """Run `cmexam-tune evaluate`."""
+    parser = cli.Parser("evaluate", "Score predictions and write a report.", EPILOG)
+    parser.add_argument(
+        "--predictions", required=True, action="append", metavar="FILE", help="again for more runs, seeds or modes"
+    )
+    parser.add_argument("--questions", required=True, metavar="FILE", help="the questions that were predicted")
+    parser.add_argument("--out", required=True, metavar="DIR", help="folder of the report")
+    parser.add_argument(
+        "--profile", default="standard", metavar="NAME", help=f"whose rules: {', '.join(profiles.names())}; or {ALL}"
+    )
+    parser.add_argument("--baseline", metavar="FILE", help="predictions to compare with, question by question")
+    parser.add_argument("--published", metavar="EXAM", help="show the published numbers of cmexam or cmb beside")
+    parser.add_argument("--latex", action="store_true", help="also write report.tex")
+    parser.add_argument("--overwrite", action="store_true", help="replace a report in DIR")
+    args = parser.parse_args(argv)
+    evaluate(
+        args.predictions,
+        args.questions,
+        args.out,
+        profile=args.profile,
+        baseline=args.baseline,
+        published=args.published,
+        latex=args.latex,
+        overwrite=args.overwrite,
+    )
+    _say(json.loads((Path(args.out) / "report.json").read_text(encoding="utf-8")), args.out)
+    return None
+
+
+def _say(written: dict[str, Any], out: str) -> None:
+    """Print the headline, and the runs or profiles beside it."""
+    rows = {"this run": written["overall"], **written.get("runs", {}), **written.get("profiles", {})}
+    if len(rows) > 1:
+        del rows["this run"]
+    head = ["", *(title for _, title in report_text.COLUMNS)]
+    lines = [
+        [name, *(report_text.cell(key, row.get(key)) for key, _ in report_text.COLUMNS)] for name, row in rows.items()
+    ]
+    widths = [max(map(len, column)) for column in zip(head, *lines, strict=True)]
+    for line in (head, *lines):
+        cli.say(
+            "  ".join(
+                cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))
+            )
+        )
+    overall = written["overall"]
+    if overall["scored"] < overall["n"]:
+        cli.say(f"{overall['n'] - overall['scored']} of {overall['n']} questions are not in the accuracy")
+    if "comparison" in written:
+        found = written["comparison"]
+        cli.say(
+            f"against {found['name']}: {len(found['gained'])} newly right, {len(found['lost'])} newly wrong, "
+            f"exact McNemar p = {found['mcnemar_p']:.4g}"
+        )
+    cli.say(f"report: {Path(out) / 'report.html'}")
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,210 @@
+"""The evaluate program: its files, its messages, its speed, and that it starts without torch."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cmexam_tune import jsonl
+from cmexam_tune.evaluate import evaluate
+from cmexam_tune.schema import Prediction, Question
+
+ROOT = Path(__file__).resolve().parents[1]
+KEYS = {
+    *("n", "answered", "accuracy", "accuracy_ci", "precision", "recall", "weighted_f1", "explanations"),
+    *("bleu1", "bleu2", "bleu4", "rouge1", "rouge2", "rougeL"),
+}
+
+
+def _records(count=60, seed=1, characters=30):
+    rng = random.Random(seed)
+    questions, predictions = [], []
+    for i in range(count):
+        options = {letter: f"选项内容{rng.randrange(10**6)}" for letter in "ABCDE"}
+        explanation = "".join(rng.choices("细菌感染首选青霉素过敏者用阿奇霉素，耐药时换药。", k=characters))
+        facets = {"Difficulty level": str(rng.randrange(1, 6)), "Clinical Department": rng.choice(["内科", "外科"])}
+        questions.append(Question(f"val:{i}", f"第{i}题" * 5, options, rng.choice("ABCDE"), explanation, facets=facets))
+        said = questions[-1].answer if rng.random() < 0.6 else rng.choice("ABCDE")
+        text = "无法回答" if i % 20 == 7 else f"答案: {said}. \n 解释: {explanation[: rng.randrange(characters)]}"
+        predictions.append(Prediction(f"val:{i}", text))
+    return questions, predictions
+
+
+@pytest.fixture
+def files(tmp_path):
+    questions, predictions = _records()
+    jsonl.write(tmp_path / "questions.jsonl", questions)
+    jsonl.write(tmp_path / "predictions.jsonl", [{"question_id": p.question_id, "text": p.text} for p in predictions])
+    return tmp_path
+
+
+def _run(folder, *extra, predictions="predictions.jsonl", questions="questions.jsonl", out="out"):
+    command = [sys.executable, "-m", "cmexam_tune.evaluate", "--predictions", predictions, "--questions", questions]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run([*command, "--out", out, *extra], cwd=folder, env=environment, capture_output=True, text=True)
+
+
+def test_three_files_with_the_contracts_keys(files):
+    done = _run(files)
+    assert done.returncode == 0, done.stderr
+    report = json.loads((files / "out" / "report.json").read_text(encoding="utf-8"))
+    assert KEYS <= set(report["overall"])
+    assert report["overall"]["n"] == 60
+    assert report["overall"]["answered"] == 57
+    for values in report["by_facet"].values():
+        for scores in values.values():
+            assert KEYS <= set(scores)
+    assert sum(scores["n"] for scores in report["by_facet"]["Clinical Department"].values()) == 60
+    assert "tok:char" in json.dumps(report["signature"])
+    assert (files / "out" / "report.md").stat().st_size > 500
+    html = (files / "out" / "report.html").read_text(encoding="utf-8")
+    assert "第3题" in html
+    assert "http://" not in html.replace("http://www.w3.org", "") and "https://" not in html
+    assert "Acc" in done.stdout
+
+
+def test_provenance_names_files_checksums_and_how_predictions_were_made(files):
+    (files / "predictions.jsonl.meta.json").write_text('{"mode": "likelihood", "config": {"out": "runs/x"}}')
+    assert _run(files).returncode == 0
+    text = json.dumps(json.loads((files / "out" / "report.json").read_text(encoding="utf-8"))["provenance"])
+    from cmexam_tune.files import sha256
+
+    for word in (sha256(files / "questions.jsonl"), sha256(files / "predictions.jsonl"), "likelihood", "runs/x"):
+        assert word in text
+
+
+def test_every_profile_in_one_table(files):
+    done = _run(files, "--profile", "all")
+    assert done.returncode == 0, done.stderr
+    for name in ("standard", "cmexam-lora", "cmexam-chatglm", "cmb"):
+        assert name in done.stdout
+
+
+def test_as_a_function_on_records():
+    questions, predictions = _records()
+    result = evaluate(predictions, questions)
+    assert result.overall["n"] == 60
+    assert "accuracy" in result._repr_html_()
+    assert evaluate(predictions, questions, profile="cmb").overall["accuracy"] == result.overall["accuracy"]
+
+
+def _broken(files):
+    (files / "predictions.jsonl").write_text('{"question_id": "val:0", "text": "A"}\n{"question_id": "val:1", "te')
+
+
+def _empty(files):
+    (files / "predictions.jsonl").write_text("")
+
+
+def _keyless(files):
+    (files / "predictions.jsonl").write_text('{"id": "val:0", "output": "A"}\n')
+
+
+def _twice(files):
+    line = '{"question_id": "val:0", "text": "A"}\n'
+    (files / "predictions.jsonl").write_text(line + line)
+
+
+def _short(files):
+    lines = (files / "predictions.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    (files / "predictions.jsonl").write_text("".join(lines[:-2]), encoding="utf-8")
+
+
+def _foreign(files):
+    with (files / "predictions.jsonl").open("a", encoding="utf-8") as handle:
+        handle.write('{"question_id": "test:9", "text": "A"}\n')
+
+
+def _gbk(files):
+    (files / "predictions.jsonl").write_bytes('{"question_id": "val:0", "text": "答案"}\n'.encode("gbk"))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (_broken, ["predictions.jsonl:2", "broken JSON"]),
+        (_empty, ["predictions.jsonl", "empty"]),
+        (_keyless, ["predictions.jsonl:1", "question_id", "missing"]),
+        (_twice, ["predictions.jsonl:2", "duplicate", "val:0"]),
+        (_short, ["2 questions have no prediction", "val:58"]),
+        (_foreign, ["1 predictions belong to no question", "test:9"]),
+        (_gbk, ["predictions.jsonl:1", "UTF-8"]),
+    ],
+)
+def test_bad_predictions(files, spoil, words):
+    spoil(files)
+    done = _run(files)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    for word in words:
+        assert word in done.stderr
+    assert not (files / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        ({"predictions": "none.jsonl"}, ["none.jsonl", "no such"]),
+        ({"questions": "none.jsonl"}, ["none.jsonl", "no such"]),
+        ({"questions": "predictions.jsonl"}, ["not a Question", "preprocess"]),
+        ({"flags": ["--profile", "cmexam-lore"]}, ["cmexam-lore", "did you mean 'cmexam-lora'"]),
+        ({"flags": ["--baseline", "none.jsonl"]}, ["none.jsonl", "no such"]),
+        ({"flags": ["--predcitions", "x"]}, ["--predcitions"]),
+    ],
+)
+def test_bad_calls(files, extra, words):
+    done = _run(files, *extra.pop("flags", []), **extra)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    for word in words:
+        assert word in done.stderr
+    assert not (files / "out").exists()
+
+
+def test_nothing_is_overwritten_without_the_flag(files):
+    assert _run(files).returncode == 0
+    before = {path.name: path.read_bytes() for path in (files / "out").iterdir()}
+    (files / "predictions.jsonl").write_text(
+        (files / "predictions.jsonl").read_text(encoding="utf-8").replace("答案: A", "答案: B"), encoding="utf-8"
+    )
+    again = _run(files)
+    assert again.returncode == 2
+    assert "--overwrite" in again.stderr
+    assert {path.name: path.read_bytes() for path in (files / "out").iterdir()} == before
+    assert _run(files, "--overwrite").returncode == 0
+    assert (files / "out" / "report.json").read_bytes() != before["report.json"]
+
+
+def test_the_output_may_not_be_a_file(files):
+    (files / "out").write_text("mine")
+    done = _run(files, "--overwrite")
+    assert done.returncode == 2
+    assert (files / "out").read_text() == "mine"
+
+
+def test_starts_without_heavy_libraries():
+    code = "import sys, cmexam_tune.evaluate; print([m for m in ('torch', 'transformers', 'jieba', 'sacrebleu', 'numpy', 'datasets') if m in sys.modules])"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_whole_validation_file_is_quick_and_needs_no_torch(tmp_path):
+    questions, predictions = _records(6811, characters=223)
+    jsonl.write(tmp_path / "questions.jsonl", questions)
+    jsonl.write(tmp_path / "predictions.jsonl", predictions)
+    code = (
+        "import sys; from cmexam_tune.evaluate import main; "
+        "main(['--predictions', 'predictions.jsonl', '--questions', 'questions.jsonl', '--out', 'out']); "
+        "assert not {'torch', 'transformers'} & set(sys.modules)"
+    )
+    start = time.perf_counter()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, check=True, capture_output=True)
+    assert time.perf_counter() - start < 60  # under 20 s on two free cores; tests share theirs
+    assert (tmp_path / "out" / "report.html").exists()

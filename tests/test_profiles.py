@@ -1,0 +1,183 @@
+"""Published scripts' numbers on the same outputs: unit cases of our own, and the goldens where they are at hand."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cmexam_tune import evaluate, jsonl, metrics, profiles
+from cmexam_tune.profiles import _cmexam
+from cmexam_tune.schema import Prediction, Question
+
+GOLDEN = Path(__file__).resolve().parents[2] / "shared" / "golden"
+needs_golden = pytest.mark.skipif(
+    not (GOLDEN / "metrics_golden.json").exists(), reason="the golden metrics are not on this machine"
+)
+DRUGS = {"A": "阿司匹林", "B": "青霉素", "C": "5 mg", "D": "头孢", "E": "以上均非"}
+QUESTION = Question("q", "首选", DRUGS, "B")
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "explanation"),
+    [
+        ("答案: B. \n 解释: 因为", "B", "因为"),
+        ("青霉素", "B", "青霉素"),
+        ("BA", "AB", "BA"),
+        ("解释: 选B\n答案: C", "B", "选B\n答案: C"),
+        ("答案: C 5 mg \n 解释:甲解释:乙", "C", "甲"),
+        ("第5条", "C", "第5条"),
+        ("答案：B，解释：全角", "B", "答案：B，解释：全角"),
+        ("a", None, "a"),
+        ("", None, "无答案"),
+        ("NA", None, "无答案"),
+    ],
+)
+def test_cmexam_lora_reads(text, answer, explanation):
+    assert profiles.get("cmexam-lora").read(text, QUESTION) == (answer, explanation)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "explanation"),
+    [
+        ("答案：B，\n解释：因为x", "B", "因为x"),
+        ("答案：B，解释：因为x，y", "B，解释：因为x", "因为x，y"),
+        ("答案: B. \n 解释: 半角", None, None),
+        ("答案：B\n解释：没有逗号", None, None),
+        ("答案：B，", None, None),
+        ("答案：，\n解释：空", None, "空"),
+        ("", None, None),
+    ],
+)
+def test_cmexam_chatglm_reads(text, answer, explanation):
+    assert profiles.get("cmexam-chatglm").read(text, QUESTION) == (answer, explanation)
+
+
+@pytest.mark.parametrize(
+    ("text", "single", "multiple"),
+    [
+        ("答案是A，不是B。", "A", "AB"),
+        ("答案为A和C，其中A最常见", "A", "ACA"),
+        ("答案：CA。选D", "C", "CA"),
+        ("答案: B", "B", "B"),
+        ("患者CT阳性，故选E", "C", "CE"),
+        ("正确选项是维生素D。故选A", "D", "D"),
+        ("无", None, None),
+        ("Ｂ", None, None),
+    ],
+)
+def test_cmb_reads(text, single, multiple):
+    read = profiles.get("cmb").read
+    assert read(text, QUESTION).answer == single
+    assert read(text, Question("q", "首选", DRUGS, "B", kind="multiple")).answer == multiple
+
+
+def test_denominators_differ_on_the_same_outputs():
+    questions = [Question(str(i), "首选", DRUGS, "B", "因为") for i in range(4)]
+    texts = ["答案：B，\n解释：因为", "答案：A，\n解释：因为", "无法回答", ""]
+    predictions = [Prediction(str(i), text) for i, text in enumerate(texts)]
+    table = {name: metrics.score(metrics.grade(questions, predictions, name), name) for name in profiles.names()}
+    assert {name: scores["n"] for name, scores in table.items()} == dict.fromkeys(profiles.names(), 4)
+    assert table["standard"]["accuracy"] == table["cmexam-lora"]["accuracy"] == table["cmb"]["accuracy"] == 25
+    assert (table["cmexam-chatglm"]["accuracy"], table["cmexam-chatglm"]["scored"]) == (50, 2)
+    assert table["standard"]["bleu1"] != table["standard-jieba"]["bleu1"]
+
+
+def test_repetition_is_free_in_the_scripts_rouge_but_not_in_the_standard():
+    (script,) = _cmexam.statistics(["的的的的"], ["的"], words=list)
+    assert script.rouge1 == pytest.approx((1, 1, 1))
+    standard = metrics.grade([Question("q", "问", DRUGS, "B", "的")], [Prediction("q", "解释: 的的的的")])
+    assert standard[0].text.rouge1.precision == 0.25
+
+
+@needs_golden
+def test_unit_cases_of_the_scripts():
+    for case in _golden()["unit_cases"]:
+        (pair,) = _cmexam.statistics([case["hyp"]], [case["ref"]], words=lambda text: "".join(text.split()))
+        for name, rouge in (("rouge_1", pair.rouge1), ("rouge_2", pair.rouge2), ("rouge_l", pair.rougeL)):
+            f, precision, recall = case[f"{name}_f_p_r"]
+            assert rouge == pytest.approx((precision, recall, f), rel=1e-9, abs=1e-15), case
+        for n in (1, 2, 4):
+            expected = case[f"bleu_{n}"]
+            value = metrics.text_metrics.bleu([pair], n, "none")
+            assert value is None if isinstance(expected, str) else value == pytest.approx(expected)
+
+
+@needs_golden
+@pytest.mark.parametrize(
+    ("profile", "texts", "path", "rouge", "suffix"),
+    [
+        ("cmexam-lora", "prediction", ("evaluate_lora_result", "from_csv"), "rouge", ""),
+        (
+            "cmexam-chatglm",
+            "prediction_fullwidth",
+            ("evaluate_chatglm_result", "own_regexes_on_prediction_fullwidth"),
+            "rouge_as_in_script_arguments_swapped",
+            "_jieba",
+        ),
+    ],
+)
+def test_goldens_through_the_command_line(tmp_path, profile, texts, path, rouge, suffix):
+    overall = _evaluate(tmp_path, texts, profile)
+    golden = _golden()[path[0]][path[1]]
+    accuracy = golden["accuracy_percent"] if "accuracy_percent" in golden else 100 * golden["accuracy"]
+    expected = {"accuracy": accuracy, **{f"bleu{n}": golden[f"bleu_{n}{suffix}"] for n in (1, 2, 4)}}
+    for ours, theirs in (("precision", "precision"), ("recall", "recall"), ("weighted_f1", "f1")):
+        expected[ours] = golden[f"{theirs}_weighted"]
+    for ours, theirs in (("rouge1", "rouge_1"), ("rouge2", "rouge_2"), ("rougeL", "rouge_l")):
+        for tail, letter in (("", "f"), ("_precision", "p"), ("_recall", "r")):
+            expected[ours + tail] = golden[rouge][f"{theirs}/{letter}_score"]
+    assert {name: overall[name] for name in expected} == pytest.approx(expected, rel=1e-6)
+
+
+@needs_golden
+def test_the_chatglm_script_finds_nothing_in_half_width_outputs(tmp_path):
+    overall = _evaluate(tmp_path, "prediction", "cmexam-chatglm")
+    assert (overall["answered"], overall["scored"], overall["accuracy"], overall["bleu1"]) == (0, 0, None, None)
+
+
+@needs_golden
+def test_standard_on_the_golden_outputs_equals_the_libraries(tmp_path):
+    overall = _evaluate(tmp_path, "prediction", "standard")
+    golden = _golden()
+    memory = golden["evaluate_lora_result"]["in_memory_without_csv_round_trip"]
+    # Unsmoothed character BLEU is sacreBLEU's where every order has matches.
+    for n in (1, 2, 4):
+        assert overall[f"bleu{n}"] == pytest.approx(memory[f"bleu_{n}"], rel=1e-9)
+    assert overall["accuracy"] == pytest.approx(55)
+    assert overall["weighted_f1"] == pytest.approx(memory["f1_weighted"], rel=1e-9)
+    assert overall["answered"] == 190
+
+
+@needs_golden
+def test_every_recorded_reading_of_the_scripts():
+    for row in _rows():
+        question = _question(row)
+        lora, glm = profiles.get("cmexam-lora").read, profiles.get("cmexam-chatglm").read
+        answer, explanation = lora(row["prediction"], question)
+        assert (answer or "无答案", explanation) == (row["lora_parsed_option"], row["lora_parsed_explanation"])
+        answer, explanation = glm(row["prediction_fullwidth"], question)
+        assert (answer or "") == row["chatglm_regex_answer_fullwidth"]
+        assert (explanation or "") == row["chatglm_regex_explanation_fullwidth"]
+
+
+def _golden():
+    return json.loads((GOLDEN / "metrics_golden.json").read_text(encoding="utf-8"))
+
+
+def _rows():
+    lines = (GOLDEN / "metrics_inputs.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines if line.strip()]
+
+
+def _question(row):
+    options = {line[0]: line[2:] for line in row["options"].split("\n")}
+    return Question(str(row["row"]), row["question"], options, row["answer"], row["explanation"])
+
+
+def _evaluate(folder, texts, profile):
+    rows = _rows()
+    jsonl.write(folder / "questions.jsonl", map(_question, rows))
+    jsonl.write(folder / "predictions.jsonl", [{"question_id": str(row["row"]), "text": row[texts]} for row in rows])
+    files = ["--predictions", str(folder / "predictions.jsonl"), "--questions", str(folder / "questions.jsonl")]
+    assert not evaluate.main([*files, "--out", str(folder / "out"), "--profile", profile])
+    return json.loads((folder / "out" / "report.json").read_text(encoding="utf-8"))["overall"]

@@ -1,0 +1,104 @@
+"""The dry run against measured runs on tiny models."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import train_helpers
+
+torch = pytest.importorskip("torch")
+
+from cmexam_tune import config, runs, tiny  # noqa: E402
+from cmexam_tune import train as program  # noqa: E402
+from cmexam_tune.train import read, train  # noqa: E402
+from cmexam_tune.training import estimate  # noqa: E402
+
+METHODS: dict[str, dict[str, Any]] = {
+    "lora": {"method": "lora", "r": 4, "lora_alpha": 8, "lora_dropout": 0.0},
+    "ptuning": {"method": "ptuning", "num_virtual_tokens": 5},
+    "full": {"method": "full"},
+    "head": {"method": "head"},
+}
+CASES = [("llama", "lora"), ("llama", "ptuning"), ("llama", "full"), ("chatglm", "ptuning"), ("chatglm2", "lora"),
+         ("bert", "head")]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = train_helpers.world(tmp_path_factory.mktemp("estimate"))
+    for name in ("chatglm", "chatglm2", "bert"):
+        tiny.build(name, folder / name, hidden=32, layers=2)
+    return folder
+
+
+@pytest.mark.parametrize(("family", "method"), CASES)
+def test_counts_are_those_of_the_loaded_model(folder: Path, family: str, method: str) -> None:
+    changes: dict[str, Any] = {
+        "model__family": family.rstrip("2"), "model__model_name_or_path": str(folder / family),
+        "tuning": METHODS[method], "prompt__style": "answer",
+    }  # fmt: skip
+    if family == "bert":
+        changes["model__head"] = "choice"
+    settings = train_helpers.recipe(folder, **changes)
+    questions = read(settings.data.train, None, "train")
+    found = estimate.dry_run(settings, questions)
+    module, tuning = runs.parts(settings)
+    loaded = module.load(settings.model, questions)
+    real: Any = tuning.attach(loaded.model, module, settings.tuning.settings)
+    assert found.parameters == sum(p.numel() for p in real.parameters())
+    assert found.trainable == sum(p.numel() for p in real.parameters() if p.requires_grad)
+    assert found.steps == 8
+    assert found.memory[0] > sum(p.numel() * p.element_size() for p in real.parameters())
+    assert found.memory[0] >= found.memory[2] >= found.memory[3]
+    assert found.hours > 0
+
+
+def test_measured_run_has_the_estimated_steps_tokens_and_padding(folder: Path) -> None:
+    settings = train_helpers.recipe(folder, out=str(folder / "measured"), training__include_num_input_tokens_seen=True)
+    found = estimate.dry_run(settings, read(settings.data.train, None, "train"))
+    run = train(settings)
+    last = [entry for entry in run.log if "loss" in entry][-1]
+    assert last["step"] == found.steps
+    assert last["num_input_tokens_seen"] == found.tokens
+    assert run.metrics["padding"] == found.padding
+
+
+def test_hours_are_of_the_right_size(tmp_path: Path) -> None:
+    """A model large enough for matrix products to rule: measured within a factor of four."""
+    train_helpers.questions(tmp_path / "train.jsonl", 12)
+    tiny.build("llama", tmp_path / "llama", hidden=256, layers=4)
+    settings = train_helpers.recipe(
+        tmp_path, training__save_strategy="no", training__num_train_epochs=1,
+        training__per_device_train_batch_size=6,
+    )  # fmt: skip
+    found = estimate.dry_run(settings, read(settings.data.train, None, "train"))
+    run = train(settings)
+    assert 0.25 < run.metrics["train_runtime"] / (found.hours * 3600) < 4
+
+
+def test_memory_by_stage(folder: Path) -> None:
+    """Eight bytes for each trained parameter in Adam and four in its gradient are what ZeRO-2 shares out."""
+    settings = train_helpers.recipe(folder, tuning=METHODS["full"])
+    module, tuning = runs.parts(settings)
+    questions = read(settings.data.train, None, "train")
+    loaded = module.load(settings.model, questions)
+    model: Any = tuning.attach(loaded.model, module, settings.tuning.settings)
+    from cmexam_tune.training import arguments, data
+
+    rows = data.rows(module, loaded, module.encode(loaded, questions, settings.prompt, settings.model))
+    plan = data.Data(rows, arguments.layout(settings, 4))
+    need = estimate.memory(settings, model, plan, 4)
+    trained = sum(p.numel() for p in model.parameters())
+    assert need[0] - need[2] == pytest.approx(trained * 12 * 3 / 4, abs=4)
+    assert need[2] - need[3] == pytest.approx(trained * 4 * 3 / 4, abs=4)
+
+
+def test_program_prints_it_without_writing(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = train_helpers.recipe(folder, out=str(tmp_path / "dry"))
+    path = tmp_path / "recipe.yaml"
+    path.write_text(config.dump(settings), encoding="utf-8")
+    program.main(["--config", str(path), "--dry-run"])
+    told = capsys.readouterr().out
+    for words in ("ZeRO-2", "ZeRO-3", "optimizer steps", "hours", "stem shortened"):
+        assert words in told
+    assert not (tmp_path / "dry").exists()

@@ -1,0 +1,118 @@
+"""Runs beside each other: several seeds as mean and deviation, two runs question by question."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from cmexam_tune import significance
+from cmexam_tune.metrics import Graded
+from cmexam_tune.schema import Scores
+from cmexam_tune.text_metrics import BLEU_ORDERS, ORDERS
+
+if TYPE_CHECKING:
+    from cmexam_tune.significance import Matrix
+
+TEXT = (*(f"bleu{n}" for n in BLEU_ORDERS), "rouge1", "rouge2", "rougeL")
+SUMMARY = ("accuracy", "weighted_f1", *TEXT)
+
+
+def text_rows(graded: Sequence[Graded]) -> "Matrix":
+    """Return [pairs, 14]: n-gram matches and totals, both lengths, the three ROUGE F, and 1, of every text pair."""
+    import numpy as np
+
+    rows = [
+        (*t.matches, *t.totals, t.hypothesis_length, t.reference_length, t.rouge1.f, t.rouge2.f, t.rougeL.f, 1)
+        for t in (one.text for one in graded)
+        if t is not None
+    ]
+    return np.asarray(rows, dtype=np.float64).reshape(-1, 2 * ORDERS + 6)
+
+
+def text_statistic(smoothing: str) -> "Callable[[Matrix], Matrix]":
+    """Return the function from sums of `text_rows` to the scores of TEXT in percent: `text_metrics.aggregate`, fast."""
+
+    def statistic(sums: "Matrix") -> "Matrix":
+        import numpy as np
+
+        matches, totals = sums[:, :ORDERS], sums[:, ORDERS : 2 * ORDERS]
+        length, reference = sums[:, 2 * ORDERS], sums[:, 2 * ORDERS + 1]
+        none = matches == 0
+        smoothed = np.where(none, 0.5 ** np.cumsum(none, axis=1), matches)
+        logs = np.log(smoothed / np.maximum(totals, 1))
+        penalty = np.exp(np.minimum(0.0, 1 - reference / np.maximum(length, 1)))
+        columns = []
+        for order in BLEU_ORDERS:
+            empty = none[:, :order].any(1) if smoothing == "none" else none[:, :order].all(1)
+            empty |= (totals[:, :order] == 0).any(1)
+            columns.append(np.where(empty, 0.0, 100 * penalty * np.exp(logs[:, :order].mean(1))))
+        rouge = 100 * sums[:, -4:-1] / sums[:, -1:]
+        return np.concatenate([np.stack(columns, axis=1), rouge], axis=1)
+
+    return statistic
+
+
+def text_intervals(graded: Sequence[Graded], smoothing: str) -> dict[str, list[float]]:
+    """Return the bootstrap 95% interval of each text metric; empty where there are no pairs."""
+    rows = text_rows(graded)
+    if not len(rows):
+        return {}
+    found = significance.bootstrap(rows, text_statistic(smoothing))
+    return {name: list(interval) for name, interval in zip(TEXT, found, strict=True)}
+
+
+def compare(first: Sequence[Graded], second: Sequence[Graded], smoothing: str = "exp") -> dict[str, Any]:
+    """Return the paired comparison of `first` (the baseline) and `second` (the run) on the same questions.
+
+    The result holds counts of questions right in both, one or none of the runs, the exact McNemar p-value, for each
+    metric the difference second - first with its paired-bootstrap 95% interval and p-value, and the ids that flipped.
+    """
+    import numpy as np
+
+    pairs = [(a, b) for a, b in zip(first, second, strict=True) if a.question.answer]
+    gained = [b.question.id for a, b in pairs if b.correct and not a.correct]
+    lost = [b.question.id for a, b in pairs if a.correct and not b.correct]
+    both = sum(a.correct and b.correct for a, b in pairs)
+    result: dict[str, Any] = {
+        "n": len(pairs),
+        "both": both,
+        "neither": len(pairs) - both - len(gained) - len(lost),
+        "gained": gained,
+        "lost": lost,
+        "mcnemar_p": significance.mcnemar(len(lost), len(gained)),
+        "metrics": {},
+    }
+    if pairs:
+        right = np.array([[a.correct, b.correct] for a, b in pairs], dtype=np.float64)
+        ones = np.ones(len(pairs))
+        rows = [np.stack([right[:, i], ones], axis=1) for i in (0, 1)]
+        (accuracy,) = significance.paired_bootstrap(rows[0], rows[1], lambda sums: 100 * sums[:, :1] / sums[:, 1:])
+        result["metrics"]["accuracy"] = asdict(accuracy)
+    written = [(a, b) for a, b in zip(first, second, strict=True) if a.text and b.text]
+    if written:
+        rows = [text_rows([pair[i] for pair in written]) for i in (0, 1)]
+        found = significance.paired_bootstrap(rows[0], rows[1], text_statistic(smoothing))
+        result["metrics"] |= {name: asdict(one) for name, one in zip(TEXT, found, strict=True)}
+    return result
+
+
+def summarise(runs: Mapping[str, Scores]) -> dict[str, dict[str, Any]]:
+    """Return {metric: {"mean":, "std":, "runs":}} of several runs or seeds; metrics that a run lacks are left out."""
+    table = {}
+    for name in SUMMARY:
+        values = [value for scores in runs.values() if isinstance(value := scores.get(name), int | float)]
+        if len(values) == len(runs) and values:
+            mean, std = significance.mean_std(values)
+            table[name] = {"mean": mean, "std": std, "runs": len(values)}
+    return table
+
+
+def agreement(runs: Mapping[str, Sequence[Graded]]) -> dict[str, float]:
+    """Return {"first | second": share in percent of questions with the same readable answer} for each two runs."""
+    names = list(runs)
+    return {
+        f"{a} | {b}": 100
+        * sum(x.answer is not None and x.answer == y.answer for x, y in zip(runs[a], runs[b], strict=True))
+        / max(len(runs[a]), 1)
+        for i, a in enumerate(names)
+        for b in names[i + 1 :]
+    }

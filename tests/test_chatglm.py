@@ -235,6 +235,10 @@ def test_quantized_checkpoint_loads_dequantized(version: str, bits: int, tmp_pat
     model.save_pretrained(tmp_path / "plain")
     ids = rows_of(version)[0][None]
     assert torch.equal(chatglm.load_model(tmp_path / "plain")(input_ids=ids).logits, model(input_ids=ids).logits)
+    torch.save(state, tmp_path / "plain" / "weights.bin")
+    (tmp_path / "plain" / "model.safetensors").unlink()
+    under_another_name = chatglm.load_model(tmp_path / "plain").state_dict()
+    assert all(torch.equal(under_another_name[name], value) for name, value in state.items())
     (tmp_path / "pytorch_model-2.bin").unlink()
     with pytest.raises(UserError, match=r"no complete model\.safetensors"):
         chatglm.load_model(tmp_path)

@@ -62,12 +62,12 @@ def read_model(model: ModelConfig) -> PreTrainedModel:
             )
         setattr(config, key, value)
     cls = ChatGLMForCausalLM if isinstance(config, ChatGLMConfig) else ChatGLM2ForCausalLM
-    if not config.quantization_bit:
+    if not config.quantization_bit and quantization.has_usual_files(_checkpoint.location(model), model.revision):
         return _checkpoint.read_weights(cls, model, config)
-    return _dequantized(cls, model, config)
+    return _from_state(cls, model, config)
 
 
-def _dequantized(
+def _from_state(
     cls: type[PreTrainedModel], model: ModelConfig, config: ChatGLMConfig | ChatGLM2Config
 ) -> PreTrainedModel:
     dtype, place = _checkpoint.dtype(model), _checkpoint.location(model)
@@ -91,30 +91,29 @@ def load_tokenizer(
 
     Args:
         folder: holds `ice_text.model` (version 1) or `tokenizer.model` (2 and 3); or a hub name.
-        version: 2 or 3, where the folder does not tell: 3 has the role tokens of a conversation.
+        version: 1, 2 or 3, where the folder does not tell: 3 has the role tokens of a conversation.
         revision: on the hub.
 
     Raises:
         UserError: no such file, or one that is not a sentencepiece model.
     """
     settings = read_values(folder, "tokenizer_config.json", revision)
-    for name, cls in (("ice_text.model", ChatGLMTokenizer), ("tokenizer.model", ChatGLM2Tokenizer)):
-        path = find_file(folder, name, revision)
-        if path is None:
-            continue
-        try:
-            if cls is ChatGLMTokenizer:
-                images = settings.get("num_image_tokens", _image_tokens(folder, revision))
-                return ChatGLMTokenizer(str(path), num_image_tokens=int(images))
-            version = version or settings.get("glm_version") or _version(folder, revision)
-            encode_special = bool(settings.get("encode_special_tokens", False))
-            return ChatGLM2Tokenizer(str(path), glm_version=version, encode_special_tokens=encode_special)
-        except (RuntimeError, OSError) as error:
-            raise UserError(
-                f"{path}: not a sentencepiece model ({_checkpoint.first_line(error)}). GLM-4's tokenizer is another "
-                "kind: use its '-hf' checkpoint, which transformers reads."
-            ) from None
-    raise UserError(f"{folder}: holds neither ice_text.model (ChatGLM-6B) nor tokenizer.model (ChatGLM2/3-6B).")
+    first = None if version in (2, 3) else find_file(folder, "ice_text.model", revision)
+    path = first or (None if version == 1 else find_file(folder, "tokenizer.model", revision))
+    if path is None:
+        raise UserError(f"{folder}: holds neither ice_text.model (ChatGLM-6B) nor tokenizer.model (ChatGLM2/3-6B).")
+    try:
+        if first is not None:
+            images = settings.get("num_image_tokens", _image_tokens(folder, revision))
+            return ChatGLMTokenizer(str(path), num_image_tokens=int(images))
+        version = version or settings.get("glm_version") or _version(folder, revision)
+        encode_special = bool(settings.get("encode_special_tokens", False))
+        return ChatGLM2Tokenizer(str(path), glm_version=version, encode_special_tokens=encode_special)
+    except (RuntimeError, OSError) as error:
+        raise UserError(
+            f"{path}: not a sentencepiece model ({_checkpoint.first_line(error)}). GLM-4's tokenizer is another "
+            "kind: use its '-hf' checkpoint, which transformers reads."
+        ) from None
 
 
 def _image_tokens(folder: str | Path, revision: str | None) -> int:

@@ -10,6 +10,7 @@ from cmexam_tune.errors import UserError
 from cmexam_tune.families.chatglm.configuration import find_file, read_values
 
 SCALE = "_scale"
+USUAL = ("model.safetensors", "pytorch_model.bin")
 
 
 def unpack_int4(packed: torch.Tensor) -> torch.Tensor:
@@ -54,27 +55,38 @@ def dequantize_state(state: Mapping[str, torch.Tensor], bits: int, dtype: torch.
     return plain
 
 
+def has_usual_files(folder: str | Path, revision: str | None = None) -> bool:
+    """Return whether transformers finds the weights: under the names that `save_pretrained` gives."""
+    names = [f"{name}{end}" for name in USUAL for end in ("", ".index.json")]
+    return any(find_file(folder, name, revision) is not None for name in names)
+
+
 def read_state(
     folder: str | Path, bits: int, dtype: torch.dtype, revision: str | None = None
 ) -> dict[str, torch.Tensor]:
-    """Read and dequantise a checkpoint of one or several `.safetensors` or `.bin` files.
+    """Read a checkpoint of one or several `.safetensors` or `.bin` files, dequantised where `bits` is not 0.
 
     Raises:
         UserError: no weights there, or packed for other bits than 4 and 8.
     """
-    if bits not in (4, 8):
+    if bits not in (0, 4, 8):
         raise UserError(f"{folder}: quantization_bit is {bits} in config.json; 4 and 8 exist.")
-    for single in ("model.safetensors", "pytorch_model.bin"):
-        index = read_values(folder, f"{single}.index.json", revision)
-        names = sorted(set(index["weight_map"].values())) if index else [single]
+    for usual in USUAL:
+        index = read_values(folder, f"{usual}.index.json", revision)
+        names = sorted(set(index["weight_map"].values())) if index else [usual]
         found = [find_file(folder, name, revision) for name in names]
         paths = [path for path in found if path is not None]
         if len(paths) == len(names):
-            state: dict[str, torch.Tensor] = {}
-            for path in paths:
-                state.update(_read(path))
-            return dequantize_state(state, bits, dtype)
-    raise UserError(f"{folder}: no complete model.safetensors or pytorch_model.bin in it.")
+            break
+    else:
+        # One file under a name of its own.
+        paths = [path for end in ("safetensors", "bin") for path in sorted(Path(folder).glob(f"*.{end}"))]
+        if len(paths) != 1 or has_usual_files(folder, revision):
+            raise UserError(f"{folder}: no complete model.safetensors or pytorch_model.bin in it.")
+    state: dict[str, torch.Tensor] = {}
+    for path in paths:
+        state.update(_read(path))
+    return dequantize_state(state, bits, dtype)
 
 
 def _read(path: Path) -> dict[str, torch.Tensor]:

@@ -68,17 +68,10 @@ def evaluate(  # noqa: PLR0913 - one argument for each flag of the program
     asked = _records(questions, Question)
     runs = _runs(predictions)
     graded = {name: _grade(asked, said, rules, name) for name, said in runs.items()}
-    name, first = next(iter(graded.items()))
-    compared: dict[str, Any] = {}
-    if baseline is not None:
-        label = str(baseline) if isinstance(baseline, str | Path) else "the baseline"
-        other = _grade(asked, _records(baseline, Prediction), rules, label)
-        compared["comparison"] = {"name": label, **comparison.compare(other, first, rules.smoothing)}
-    if len(graded) > 1:
-        scores = {run: metrics.score(some, rules) for run, some in graded.items()}
-        compared |= {"runs": scores, "summary": comparison.summarise(scores), "agreement": comparison.agreement(graded)}
+    first = next(iter(graded.values()))
+    compared = _compared(graded, asked, rules, baseline)
     if profile == ALL:
-        compared["profiles"] = all_profiles(runs[name], asked)
+        compared["profiles"] = all_profiles([one.prediction for one in first], asked)
     result = report.build(first, rules, _provenance(questions, predictions, baseline), published)
     if out is not None:
         report.write(result, first, out, overwrite, latex, compared)
@@ -89,6 +82,22 @@ def all_profiles(predictions: Predictions, questions: Questions) -> dict[str, Sc
     """Return the scores of the same outputs by every profile, so that a gap between two papers can be explained."""
     asked, said = _records(questions, Question), _records(predictions, Prediction)
     return {name: metrics.score(metrics.grade(asked, said, name), name) for name in profiles.names()}
+
+
+def _compared(
+    graded: dict[str, list[metrics.Graded]], asked: Sequence[Question], rules: Profile, baseline: Predictions | None
+) -> dict[str, Any]:
+    """Return the sections of the report that are about more than one set of predictions."""
+    sections: dict[str, Any] = {}
+    if baseline is not None:
+        name = str(baseline) if isinstance(baseline, str | Path) else "the baseline"
+        other = _grade(asked, _records(baseline, Prediction), rules, name)
+        found = comparison.compare(other, next(iter(graded.values())), rules.smoothing)
+        sections["comparison"] = {"name": name, **found}
+    if len(graded) > 1:
+        scores = {run: metrics.score(some, rules) for run, some in graded.items()}
+        sections |= {"runs": scores, "summary": comparison.summarise(scores), "agreement": comparison.agreement(graded)}
+    return sections
 
 
 def _grade(asked: Sequence[Question], said: Sequence[Prediction], rules: Profile, name: str) -> list[metrics.Graded]:
@@ -195,6 +204,8 @@ def _say(written: dict[str, Any], out: str) -> None:
     overall = written["overall"]
     if overall["scored"] < overall["n"]:
         cli.say(f"{overall['n'] - overall['scored']} of {overall['n']} questions are not in the accuracy")
+    for pair, share in written.get("agreement", {}).items():
+        cli.say(f"same readable answer in {share:.1f}%: {pair}")
     if "comparison" in written:
         found = written["comparison"]
         cli.say(

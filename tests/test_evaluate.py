@@ -53,12 +53,12 @@ def test_three_files_with_the_contracts_keys(files):
     done = _run(files)
     assert done.returncode == 0, done.stderr
     report = json.loads((files / "out" / "report.json").read_text(encoding="utf-8"))
-    assert KEYS <= set(report["overall"])
+    assert set(report["overall"]) >= KEYS
     assert report["overall"]["n"] == 60
     assert report["overall"]["answered"] == 57
     for values in report["by_facet"].values():
         for scores in values.values():
-            assert KEYS <= set(scores)
+            assert set(scores) >= KEYS
     assert sum(scores["n"] for scores in report["by_facet"]["Clinical Department"].values()) == 60
     assert "tok:char" in json.dumps(report["signature"])
     assert (files / "out" / "report.md").stat().st_size > 500
@@ -188,7 +188,8 @@ def test_the_output_may_not_be_a_file(files):
 
 
 def test_starts_without_heavy_libraries():
-    code = "import sys, cmexam_tune.evaluate; print([m for m in ('torch', 'transformers', 'jieba', 'sacrebleu', 'numpy', 'datasets') if m in sys.modules])"
+    heavy = "torch", "transformers", "jieba", "sacrebleu", "numpy", "datasets", "pandas"
+    code = f"import sys, cmexam_tune.evaluate; print([m for m in {heavy} if m in sys.modules])"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
@@ -208,3 +209,28 @@ def test_a_whole_validation_file_is_quick_and_needs_no_torch(tmp_path):
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, check=True, capture_output=True)
     assert time.perf_counter() - start < 60  # under 20 s on two free cores; tests share theirs
     assert (tmp_path / "out" / "report.html").exists()
+
+
+def test_runs_side_by_side_and_against_a_baseline(files):
+    questions, _ = _records()
+    jsonl.write(
+        files / "other.jsonl", [Prediction(q.id, f"答案: {q.answer}\n解释: {q.explanation}") for q in questions]
+    )
+    done = _run(files, "--predictions", "other.jsonl", "--baseline", "other.jsonl", "--latex")
+    assert done.returncode == 0, done.stderr
+    report = json.loads((files / "out" / "report.json").read_text(encoding="utf-8"))
+    first, second = (report["runs"][name]["accuracy"] for name in ("predictions.jsonl", "other.jsonl"))
+    assert second == 100 > first == report["overall"]["accuracy"]
+    assert report["summary"]["accuracy"]["mean"] == pytest.approx((first + second) / 2)
+    assert list(report["agreement"].values()) == pytest.approx([first])
+    assert report["comparison"]["gained"] == []
+    assert len(report["comparison"]["lost"]) == round(60 * (1 - first / 100))
+    assert report["comparison"]["mcnemar_p"] < 0.001
+    assert "\\toprule" in (files / "out" / "report.tex").read_text(encoding="utf-8")
+    assert "newly wrong" in done.stdout
+
+
+def test_the_same_run_twice_is_refused(files):
+    done = _run(files, "--predictions", "predictions.jsonl")
+    assert done.returncode == 2
+    assert "given twice" in done.stderr

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from modelkit import make_config, question, questions
+from modelkit import checkpoint, make_config, question, questions
 
 from cmexam_tune import prompts, variants
 from cmexam_tune.config import Config
@@ -224,3 +224,42 @@ def test_a_question_over_the_limit_is_still_asked() -> None:
     config = replace(config, prompt=replace(config.prompt, max_source_length=5))
     assert len(list(llama.answer(loaded, questions(3), config))) == 3
     assert Path(config.model.model_name_or_path).is_dir()
+
+
+@pytest.mark.parametrize("family", ["chatglm", "chatglm2"])
+@pytest.mark.parametrize("method", ["full", "ptuning"])
+def test_chatglm_answers_in_all_three_ways(family: str, method: str) -> None:
+    """Prefix-LM attention and positions of their own: the cache, the padding and the tree must respect them."""
+    settings = {"method": "ptuning", "num_virtual_tokens": 5} if method == "ptuning" else {"method": "full"}
+    config = make_config("chatglm", model__model_name_or_path=checkpoint(family), tuning=settings)
+    config = set_generation(replace(config, prompt=replace(config.prompt, max_target_length=6)), answer_sets="kind")
+    chatglm = variants.load("families", "chatglm")
+    model, tokenizer = chatglm.load(config.model)
+    torch.manual_seed(2)
+    tuned_model = variants.load("tuning", method).attach(model, chatglm, config.tuning.settings).eval()
+    with torch.no_grad():
+        for parameter in tuned_model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn_like(parameter) * 0.05)
+    loaded, asked = Loaded(tuned_model, tokenizer), questions(5)
+    for mode in MODES:
+        found = [
+            {
+                p.question_id: p
+                for p in chatglm.answer(loaded, asked, set_generation(config, mode=mode, batch_size=size))
+            }
+            for size in (1, 3, 5)
+        ]
+        assert found[0] == found[1] == found[2], mode
+        assert mode == "generate" or all(p.answer for p in found[0].values())
+    codec = chatglm.codec(tokenizer, config.prompt)
+    lead = codec.generation_prefix(tokenizer)
+    for item, scores in _decode.likelihoods(codec, loaded, _decode.ask(codec, loaded, asked[:3], config), config):
+        for letters, ids in _decode.legal_answers(codec, loaded, item.question, config).items():
+            with torch.no_grad():
+                logs = torch.log_softmax(
+                    tuned_model(input_ids=torch.tensor([item.ids + lead + ids])).logits[0].float(), -1
+                )
+            before = len(item.ids) + len(lead) - 1
+            plain = sum(float(logs[before + i, token]) for i, token in enumerate(ids))
+            assert scores[letters] == pytest.approx(plain, abs=1e-4), letters

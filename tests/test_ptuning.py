@@ -243,6 +243,8 @@ def test_wrong_sizes_and_wrong_files_are_refused(tmp_path: Path) -> None:
     torch.save({"lm_head.weight": torch.zeros(2)}, tmp_path / "other.bin")
     with pytest.raises(UserError, match="not a P-tuning checkpoint"):
         ptuning.load_authors_prefix(tmp_path / "other.bin")
+    with pytest.raises(ConfigError, match="carries a prefix already"):
+        ptuning.attach(model, LLAMA, ptuning.Settings(4))
     flash = llama()
     flash.config._attn_implementation_internal = "flash_attention_2"
     with pytest.raises(ConfigError, match="sdpa"):

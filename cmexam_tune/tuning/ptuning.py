@@ -87,6 +87,10 @@ def _install(model: "PreTrainedModel", encoder: "PrefixEncoder") -> "PreTrainedM
         raise ConfigError(f"ptuning works with model.attn_implementation: sdpa, not {used!r}.")
     model.set_attn_implementation(_prefix.IMPLEMENTATION)
     base: nn.Module = model.base_model
+    if _prefix.MODULE in dict(base.named_children()):
+        raise ConfigError(
+            "the model carries a prefix already (model.adapter_name_or_path): train another method on it."
+        )
     base.add_module(_prefix.MODULE, encoder.to(model.device))
     base.register_forward_pre_hook(encoder.inject, with_kwargs=True)
     return model

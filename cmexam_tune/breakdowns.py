@@ -146,7 +146,9 @@ def _table(facet: str, graded: Sequence["Graded"], scores: Mapping[str, Scores],
         cells.append(Cell(name.name, name.zh, name.en, tuple(values), own, _count(own) < definition.minimum))
     order = {name.name: i for i, name in enumerate(definition.values)} if definition.ordered else {}
     cells.sort(key=lambda cell: (order.get(cell.name, len(order)), -_count(cell.scores), cell.name))
-    macro = fmean(_accuracy(cell.scores) for cell in cells) if definition.macro else None
+    # A cell without published answers, or without one readable output where the profile drops those, has no accuracy.
+    known = [accuracy for cell in cells if isinstance(accuracy := cell.scores["accuracy"], int | float)]
+    macro = fmean(known) if definition.macro and known else None
     return Table(facet, definition.zh, definition.source, definition.minimum, tuple(cells), macro)
 
 
@@ -154,12 +156,6 @@ def _count(scores: Scores) -> int:
     n = scores["n"]
     assert isinstance(n, int)
     return n
-
-
-def _accuracy(scores: Scores) -> float:
-    accuracy = scores["accuracy"]
-    assert isinstance(accuracy, (int, float))
-    return accuracy
 
 
 def by_length(graded: Iterable["Graded"], score: Scorer) -> list[dict[str, Any]]:

@@ -75,6 +75,8 @@ def evaluate(  # noqa: PLR0913 - one argument for each flag of the program
     result = report.build(first, rules, _provenance(questions, predictions, baseline), published)
     if out is not None:
         report.write(result, first, out, overwrite, latex, compared)
+        if not latex:
+            (Path(out) / "report.tex").unlink(missing_ok=True)  # of the report that was replaced
     return result
 
 

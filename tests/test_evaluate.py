@@ -234,3 +234,14 @@ def test_the_same_run_twice_is_refused(files):
     done = _run(files, "--predictions", "predictions.jsonl")
     assert done.returncode == 2
     assert "given twice" in done.stderr
+
+
+@pytest.mark.parametrize("profile", ["standard", "cmb", "cmexam-chatglm", "all"])
+def test_unpublished_answers_leave_a_report_without_accuracy(tmp_path, profile):
+    options = {"A": "肝", "B": "心"}
+    facets = {"exam_type": "医师考试", "exam_class": "执业医师"}
+    questions = [Question(str(i), "开窍于目的是", options, None, facets=facets) for i in range(3)]
+    predictions = [Prediction(q.id, "答案：A") for q in questions]
+    result = evaluate(predictions, questions, tmp_path / "out", profile=profile)
+    assert (result.overall["n"], result.overall["scored"], result.overall["accuracy"]) == (3, 0, None)
+    assert json.loads((tmp_path / "out" / "report.json").read_text(encoding="utf-8"))["overall"]["accuracy"] is None

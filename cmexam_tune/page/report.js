@@ -36,7 +36,7 @@ function bars() {
   const items = [{t: ["This run", "本次模型"], v: O.accuracy, ci: O.accuracy_ci, own: 1}];
   const C = R.comparison;
   for (const [name, s] of Object.entries(R.runs || {}).slice(1)) items.push({t: [name, name], v: s.accuracy, ci: s.accuracy_ci});
-  if (C && C.scores) items.push({t: [C.name || "Baseline run", C.name || "对照模型"], v: C.scores.accuracy, ci: C.scores.accuracy_ci});
+  if (C && C.n) items.push({t: [C.name, C.name], v: 100 * (C.both + C.lost.length) / C.n});
   for (const [k, b] of Object.entries(R.baselines)) items.push({t: BASE[k], v: b.expected, guess: 1});
   for (const r of R.published ? R.published.rows : []) items.push({t: [r.name, r.name], v: r.accuracy, pub: 1});
   const shown = items.filter(i => i.v != null), h = 28, w = 960, x0 = 250, X = v => x0 + v / 100 * (w - x0 - 70);
@@ -73,13 +73,13 @@ function lengths() {
   let s = ""; for (let v = 0; v <= top; v += top > 50 ? 20 : 10) s += `<line class="axis" x1="${x0}" x2="${w}" y1="${Y(v)}" y2="${Y(v)}"/><text class="soft" x="${x0 - 8}" y="${Y(v) + 4}" text-anchor="end">${v}</text>`;
   s += `<path d="M${B.map((b, i) => `${X(i)} ${Y(b.accuracy_ci[1])}`).join("L")}L${B.map((b, i) => `${X(i)} ${Y(b.accuracy_ci[0])}`).reverse().join("L")}Z" fill="var(--main)" opacity=".15"/><path d="M${B.map((b, i) => `${X(i)} ${Y(b.accuracy)}`).join("L")}" stroke="var(--main)" stroke-width="2" fill="none"/>`;
   B.forEach((b, i) => s += `<circle cx="${X(i)}" cy="${Y(b.accuracy)}" r="4.5" fill="${b.small ? "var(--card)" : "var(--main)"}" stroke="var(--main)"><title>${b.accuracy.toFixed(1)}% (${num(b.accuracy_ci)}), n=${b.n}</title></circle><text x="${X(i)}" y="${y0 + 20}" text-anchor="middle">${b.from}–${b.to ?? ""}</text><text class="soft" x="${X(i)}" y="${y0 + 38}" text-anchor="middle">n=${b.n}</text>`);
-  section("length", "By length of the question", "按题干长度", `<p class="soft">${L("Accuracy (%) over the number of characters of the question, with its 95% interval; hollow points have few questions.", "正确率（%）随题干字数的变化，阴影为 95% 区间；空心点题数过少。")}</p><svg viewBox="0 0 ${w} ${h}" role="img">${s}</svg>`);
+  section("length", "By question length", "按题干长度", `<p class="soft">${L("Accuracy (%) over the number of characters of the question, with its 95% interval; hollow points have few questions.", "正确率（%）随题干字数的变化，阴影为 95% 区间；空心点题数过少。")}</p><svg viewBox="0 0 ${w} ${h}" role="img">${s}</svg>`);
 }
 function confusion() {
   const C = R.confusion; if (!C.gold || !C.gold.length) return;
   const word = n => n === "several" ? L("several", "多个") : n === "unreadable" ? L("unreadable", "不可读") : esc(n);
   const rows = C.counts.map((r, i) => { const sum = r.reduce((a, b) => a + b, 0) || 1; return `<tr><th>${word(C.gold[i])}</th>${r.map((v, j) => `<td data-cell="${esc(C.gold[i] + "|" + C.predicted[j])}" class="${C.gold[i] === C.predicted[j] && C.gold[i] !== "several" ? "hit" : ""}" style="background:rgba(var(--heat),${(v / sum * .85).toFixed(3)})" title="${(v / sum * 100).toFixed(1)}%">${v}</td>`).join("")}</tr>`; }).join("");
-  section("confusion", "Which letter for which", "选项混淆", `<p class="soft">${L("Rows: the right answer; columns: what was answered. A dark column off the outlined diagonal means a preference for that letter. Click to see the questions.", "行为正确答案，列为模型所答。描边对角线以外的深色列表示对该字母的偏好。点击查看题目。")}</p><div class="scroll"><table class="heat"><thead><tr><th></th>${C.predicted.map(p => `<th style="text-align:center">${word(p)}</th>`).join("")}</tr></thead><tbody>${rows}</tbody></table></div>`);
+  section("confusion", "Letters", "选项混淆", `<p class="soft">${L("Rows: the right answer; columns: what was answered. A dark column off the outlined diagonal means a preference for that letter. Click to see the questions.", "行为正确答案，列为模型所答。描边对角线以外的深色列表示对该字母的偏好。点击查看题目。")}</p><div class="scroll"><table class="heat"><thead><tr><th></th>${C.predicted.map(p => `<th style="text-align:center">${word(p)}</th>`).join("")}</tr></thead><tbody>${rows}</tbody></table></div>`);
 }
 const SIZE = 20, S = {state: "wrong", facet: -1, value: "", text: "", page: 0, ids: null, cell: null};
 const one = a => !a ? "unreadable" : a.length > 1 ? "several" : a;
@@ -123,7 +123,7 @@ function browser() {
   $("prev").onclick = () => { S.page--; draw(); }; $("next").onclick = () => { S.page++; draw(); };
 }
 function origin() {
-  section("origin", "How this was computed", "计算方式", `<p class="soft">${L("Two numbers can be compared only if their signatures are equal.", "签名相同的数值才可比较。")}</p>` + table([L("number", "指标"), L("signature", "签名")], Object.entries(R.signature).map(([k, v]) => ({cells: [[k, "html"], [typeof v === "string" ? v : JSON.stringify(v), ""]]})), "sig") + `<details><summary>${L("Files, versions and settings", "文件、版本与设置")}</summary><pre style="white-space:pre-wrap;overflow-wrap:anywhere">${esc(JSON.stringify(R.provenance, null, 2))}</pre></details>`);
+  section("origin", "Method", "计算方式", `<p class="soft">${L("Two numbers can be compared only if their signatures are equal.", "签名相同的数值才可比较。")}</p>` + table([L("number", "指标"), L("signature", "签名")], Object.entries(R.signature).map(([k, v]) => ({cells: [[k, "html"], [typeof v === "string" ? v : JSON.stringify(v), ""]]})), "sig") + `<details><summary>${L("Files, versions and settings", "文件、版本与设置")}</summary><pre style="white-space:pre-wrap;overflow-wrap:anywhere">${esc(JSON.stringify(R.provenance, null, 2))}</pre></details>`);
 }
 headline(); bars(); runs(); breakdowns(); lengths(); confusion(); browser(); origin();
 $("nav").innerHTML = sections.map(([id, en, z]) => `<a href="#${id}">${L(en, z)}</a>`).join("");

@@ -1,0 +1,208 @@
+"""The written report: what it holds, that it is safe and self-contained, and the comparison of runs."""
+
+import html.parser
+import json
+import random
+
+import pytest
+
+from cmexam_tune import comparison, metrics, report, text_metrics
+from cmexam_tune.errors import UserError
+from cmexam_tune.schema import Prediction, Question
+
+EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)> {{DATA}} {{STYLE}}"
+
+
+def questions(count=80):
+    rng = random.Random(0)
+    return [
+        Question(
+            f"q:{i}",
+            f"第{i}题，患者首选的治疗是",
+            {letter: f"选项{letter}{i}" for letter in "ABCDE"},
+            None if i == 7 else rng.choice(["A", "B", "C", "AC"]),
+            "".join(rng.choices("细菌感染首选青霉素过敏者用阿奇霉素", k=30)) if i % 3 else None,
+            None,
+            {"Clinical Department": rng.choice(["内科", "外科"]), "Difficulty level": str(i % 5 + 1)},
+        )
+        for i in range(count)
+    ]
+
+
+def predictions(asked, share, seed):
+    rng = random.Random(seed)
+    for i, one in enumerate(asked):
+        answer = one.answer if one.answer and rng.random() < share else "D"
+        text = EVIL if i == 3 else f"答案: {answer}. \n 解释:{(one.explanation or '无')[: rng.randrange(4, 30)]}"
+        yield Prediction(one.id, text)
+
+
+@pytest.fixture(scope="module")
+def graded():
+    asked = questions()
+    return metrics.grade(asked, predictions(asked, 0.6, 1), "standard")
+
+
+@pytest.fixture(scope="module")
+def other():
+    asked = questions()
+    return metrics.grade(asked, predictions(asked, 0.3, 2), "standard")
+
+
+@pytest.fixture(scope="module")
+def written(graded, other, tmp_path_factory):
+    out = tmp_path_factory.mktemp("report")
+    built = report.build(graded, "standard", {"questions": "测试"}, published="cmexam")
+    compared = {"comparison": {"name": "zero | shot", **comparison.compare(other, graded)}}
+    paths = report.write(built, graded, out, latex=True, compared=compared)
+    assert [path.name for path in paths] == ["report.json", "report.md", "report.html", "report.tex"]
+    return out
+
+
+class Scripts(html.parser.HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.tags, self.scripts, self.inside = [], [], False
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag == "script":
+            self.inside = True
+            self.scripts.append("")
+
+    def handle_endtag(self, tag):
+        self.inside = self.inside and tag != "script"
+
+    def handle_data(self, data):
+        if self.inside:
+            self.scripts[-1] += data
+
+
+def test_json_holds_the_contract(written, graded):
+    value = json.loads((written / "report.json").read_text(encoding="utf-8"))
+    assert {"overall", "by_facet", "signature", "provenance"} <= set(value)
+    assert value["overall"] == metrics.score(graded, "standard")
+    assert value["provenance"] == {"questions": "测试"}
+    inner = [one for one in graded if one.question.facets["Clinical Department"] == "内科"]
+    assert value["by_facet"]["Clinical Department"]["内科"] == metrics.score(inner, "standard")
+    assert sum(map(sum, value["confusion"]["counts"])) == 79
+    assert set(value["baselines"]) == {"uniform_subset", "uniform_single", "majority"}
+
+
+def test_page_survives_what_a_model_may_write(written, graded):
+    text = (written / "report.html").read_text(encoding="utf-8")
+    page = Scripts()
+    page.feed(text)
+    assert len(page.scripts) == 2
+    assert not [tag for tag, _ in page.tags if tag in ("img", "link", "iframe")]
+    data = json.loads(page.scripts[0])
+    assert data["items"][3][5] == EVIL
+    assert [item[0] for item in data["items"]] == [one.question.id for one in graded]
+    assert [item[4] for item in data["items"]] == [one.answer for one in graded]
+    assert data["items"][1][7] == list(graded[1].question.facets.values())
+    assert "http:" not in text
+    assert "https:" not in text
+    assert not [attrs for _, attrs in page.tags if "src" in attrs or "href" in attrs]
+
+
+def test_page_cuts_endless_outputs():
+    asked = questions(1)
+    long = metrics.grade(asked, [Prediction("q:0", "答案: A" + "啊" * 100_000)], "standard")
+    page = report.report_html.page(report.as_object(report.build(long, "standard", {})), long)
+    assert "100,005 characters in all" in page
+    assert len(page) < 100_000
+
+
+def test_markdown_and_latex(written):
+    text = (written / "report.md").read_text(encoding="utf-8")
+    value = json.loads((written / "report.json").read_text(encoding="utf-8"))
+    assert f"| this run | 80 | {value['overall']['accuracy']:.2f} |" in text
+    for words in ("ChatGLM-CMExam | 45.3", "Surg 外科 *", "tok:char", "Most frequent answer", "zero | shot"):
+        assert words in text, words
+    for line in (line for line in text.splitlines() if line.startswith("| ") and line.endswith(" |")):
+        assert line.count("|") - line.count("\\|") >= 3
+    tex = (written / "report.tex").read_text(encoding="utf-8")
+    assert tex.count("\\toprule") == tex.count("\\bottomrule") == tex.count("\\begin{table}") > 5
+    assert "uniform_subset" not in tex.replace("\\_", "")
+    assert " 95% " not in tex
+
+
+def test_nothing_is_overwritten(written, graded):
+    built = report.build(graded, "standard", {})
+    before = (written / "report.json").read_bytes()
+    with pytest.raises(UserError, match="exists. Add --overwrite"):
+        report.write(built, graded, written)
+    assert (written / "report.json").read_bytes() == before
+    report.write(built, graded, written, overwrite=True)
+    assert (written / "report.json").read_bytes() != before
+
+
+def test_unpublished_exam_is_named(graded):
+    with pytest.raises(UserError, match=r"'cmexm' are unknown.*cmexam"):
+        report.build(graded, "standard", {}, published="cmexm")
+
+
+def test_unanswered_questions_make_a_report(tmp_path):
+    asked = [Question(str(i), "题干", {"A": "甲", "B": "乙"}, None) for i in range(3)]
+    none = metrics.grade(asked, [Prediction(one.id, "答案: A") for one in asked], "standard")
+    built = report.build(none, "standard", {})
+    report.write(built, none, tmp_path / "new", latex=True)
+    assert built.overall["accuracy"] is None
+    assert built.baselines == {}
+    assert "| this run | 3 | - |" in (tmp_path / "new" / "report.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("smoothing", ["exp", "none"])
+@pytest.mark.parametrize(
+    "texts", [["青霉素过敏者", "首选", "甲"], ["青乙霉", "丙丁", "甲"], ["首", "", "甲乙"], ["戊己", "庚", "辛"]]
+)
+def test_fast_statistic_is_the_metric(texts, smoothing):
+    """Bootstrap resamples sums; on the sums of the data it must give what text_metrics gives."""
+    stats = text_metrics.pair_statistics(texts, ["青霉素过敏者用药", "首选青霉素", "甲乙丙丁"])
+    asked = [Question(str(i), "题", {"A": "a", "B": "b"}, "A") for i in range(3)]
+    rows = comparison.text_rows(
+        [metrics.Graded(q, Prediction(q.id, ""), "A", "", s) for q, s in zip(asked, stats, strict=True)]
+    )
+    fast = comparison.text_statistic(smoothing)(rows.sum(0)[None])[0]
+    slow = text_metrics.aggregate(stats, smoothing)
+    for name, value in zip(comparison.TEXT, fast, strict=True):
+        assert value == pytest.approx(slow[name], abs=1e-9), name
+
+
+def test_intervals_hold_the_scores(graded):
+    scores = metrics.score(graded, "standard")
+    intervals = comparison.text_intervals(graded, "exp")
+    assert set(intervals) == set(comparison.TEXT)
+    for name, (low, high) in intervals.items():
+        assert low < scores[name] < high
+
+
+def test_comparison_counts_flips(graded, other):
+    found = comparison.compare(other, graded)
+    right = [{one.question.id for one in run if one.correct} for run in (other, graded)]
+    assert set(found["gained"]) == right[1] - right[0]
+    assert set(found["lost"]) == right[0] - right[1]
+    assert found["both"] == len(right[0] & right[1])
+    assert found["both"] + found["neither"] + len(found["gained"]) + len(found["lost"]) == found["n"] == 79
+    assert found["mcnemar_p"] < 0.01
+    a, b = metrics.score(other, "standard"), metrics.score(graded, "standard")
+    for name in ("accuracy", *comparison.TEXT):
+        assert found["metrics"][name]["difference"] == pytest.approx(b[name] - a[name], abs=1e-9)
+
+
+def test_a_run_does_not_differ_from_itself(graded):
+    found = comparison.compare(graded, graded)
+    assert (found["gained"], found["lost"], found["mcnemar_p"]) == ([], [], 1.0)
+    assert all(one["p_value"] == 1.0 and one["difference"] == 0 for one in found["metrics"].values())
+    assert comparison.agreement({"a": graded, "b": graded}) == {"a | b": pytest.approx(100 * 79 / 80)}
+
+
+def test_summary_of_runs(graded, other):
+    scores = {"1": metrics.score(graded, "standard"), "2": metrics.score(other, "standard")}
+    found = comparison.summarise(scores)["accuracy"]
+    pair = [one["accuracy"] for one in scores.values()]
+    assert found == {
+        "mean": pytest.approx(sum(pair) / 2),
+        "std": pytest.approx(abs(pair[0] - pair[1]) / 2**0.5),
+        "runs": 2,
+    }

@@ -130,7 +130,7 @@ def test_markdown_and_latex(written):
 def test_nothing_is_overwritten(written, graded):
     built = report.build(graded, "standard", {})
     before = (written / "report.json").read_bytes()
-    with pytest.raises(UserError, match="exists. Add --overwrite"):
+    with pytest.raises(UserError, match=r"exists\. Add --overwrite"):
         report.write(built, graded, written)
     assert (written / "report.json").read_bytes() == before
     report.write(built, graded, written, overwrite=True)
@@ -143,7 +143,7 @@ def test_unpublished_exam_is_named(graded):
 
 
 def test_unanswered_questions_make_a_report(tmp_path):
-    asked = [Question(str(i), "题干", {"A": "甲", "B": "乙"}, None) for i in range(3)]
+    asked = [Question(str(i), "题干", {"A": "甲", "B": "乙"}, None, facets={"exam_type": "护理考试"}) for i in range(3)]
     none = metrics.grade(asked, [Prediction(one.id, "答案: A") for one in asked], "standard")
     built = report.build(none, "standard", {})
     report.write(built, none, tmp_path / "new", latex=True)

@@ -1,0 +1,127 @@
+"""The same command under python, torchrun and deepspeed, ZeRO-2 and ZeRO-3 on two processes: the loss of one."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import train_helpers
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("deepspeed")
+
+from safetensors.torch import load_file  # noqa: E402
+
+from cmexam_tune import config, runs  # noqa: E402
+from cmexam_tune.train import train  # noqa: E402
+
+ROOT = Path(__file__).resolve().parent.parent
+BIN = Path(sys.executable).parent
+# DeepSpeed compiles its shared-memory operator once; the folder outlives the test run.
+EXTENSIONS = Path(os.environ.get("TORCH_EXTENSIONS_DIR", str(BIN.parent / "torch_extensions")))
+
+
+def launch(launcher: list[str], recipe: Path, out: Path, *overrides: str) -> runs.Run:
+    environment = {
+        **os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "TORCH_EXTENSIONS_DIR": str(EXTENSIONS),
+        "PYTHONPATH": str(ROOT), "PATH": f"{BIN}:{os.environ['PATH']}",
+    }  # fmt: skip
+    command = [*launcher, "--config", str(recipe), f"out={out}", *overrides]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400, cwd=out.parent)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    return runs.open_run(out)
+
+
+def torchrun() -> list[str]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    return [str(BIN / "torchrun"), "--nproc_per_node", "2", "--master_port", str(port), "-m", "cmexam_tune.train"]
+
+
+def losses(run: runs.Run) -> list[float]:
+    return [entry["loss"] for entry in run.log if "loss" in entry]
+
+
+def weights(run: runs.Run) -> dict[str, Any]:
+    return dict(load_file(run.adapter / "adapter_model.safetensors"))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_helpers.world(tmp_path_factory.mktemp("deepspeed"), count=15)
+
+
+def experiment(folder: Path, name: str, **changes: Any) -> Path:
+    path = folder / f"{name}.yaml"
+    settings = train_helpers.recipe(
+        folder, training__save_steps=100, training__global_batch_size=7, tuning__lora_dropout=0.0, **changes
+    )
+    path.write_text(config.dump(settings), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> runs.Run:
+    """Seven questions a step do not divide by two, and the last step of an epoch has one for two processes."""
+    return train(experiment(folder, "alone"), [f"out={folder / 'alone'}"])
+
+
+LAUNCHES = {
+    "torchrun": (torchrun, []),
+    "torchrun-zero2": (torchrun, ["training.deepspeed=zero2"]),
+    "torchrun-zero3": (torchrun, ["training.deepspeed=zero3"]),
+    "python-zero2": (lambda: [sys.executable, "-m", "cmexam_tune.train"], ["training.deepspeed=zero2"]),
+}
+
+
+@pytest.mark.parametrize("name", LAUNCHES)
+def test_two_processes_learn_what_one_learns(folder: Path, alone: runs.Run, name: str) -> None:
+    launcher, overrides = LAUNCHES[name]
+    run = launch(launcher(), folder / "alone.yaml", folder / name, *overrides)
+    assert losses(run) == pytest.approx(losses(alone), rel=1e-5)
+    assert weights(run).keys() == weights(alone).keys()
+    for key, value in weights(alone).items():
+        assert torch.allclose(weights(run)[key], value, atol=1e-5), key
+    assert runs.load(run.path)[1].model is not None
+
+
+@pytest.mark.skipif(shutil.which("numactl") is None, reason="the deepspeed launcher wants numactl on a CPU")
+def test_deepspeed_launcher(folder: Path, alone: runs.Run) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    launcher = [str(BIN / "deepspeed"), "--num_gpus", "2", "--master_port", str(port), "--module", "cmexam_tune.train"]
+    run = launch(launcher, folder / "alone.yaml", folder / "launcher", "training.deepspeed=zero2")
+    assert losses(run) == pytest.approx(losses(alone), rel=1e-5)
+
+
+def test_ptuning_under_zero3(folder: Path) -> None:
+    changes: dict[str, Any] = {"tuning": {"method": "ptuning", "num_virtual_tokens": 4, "prefix_projection": True}}
+    path = folder / "prefix.yaml"
+    path.write_text(
+        config.dump(train_helpers.recipe(folder, training__save_steps=100, **changes)), encoding="utf-8"
+    )  # fmt: skip
+    one = train(path, [f"out={folder / 'prefix_one'}"])
+    two = launch(torchrun(), path, folder / "prefix_two", "training.deepspeed=zero3")
+    assert losses(two) == pytest.approx(losses(one), rel=1e-5)
+    for key, value in weights(one).items():
+        assert torch.allclose(weights(two)[key], value, atol=1e-5), key
+    assert runs.load(two.path)[1].model is not None
+
+
+@pytest.mark.parametrize("name", ["zero2", "zero3", "zero3_offload"])
+def test_shipped_configs_leave_every_number_to_the_recipe(name: str) -> None:
+    from cmexam_tune.training.arguments import deepspeed_path
+
+    content = json.loads(deepspeed_path(name).read_text(encoding="utf-8"))
+    for key in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"):
+        assert content[key] == "auto"
+    assert content["fp16"]["enabled"] == content["bf16"]["enabled"] == "auto"
+    assert "optimizer" not in content
+    assert content["zero_optimization"]["stage"] == (2 if name == "zero2" else 3)

@@ -129,6 +129,23 @@ def test_half_precision_stays_near(version: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("method", ["lora", "ptuning"])
+def test_mixed_precision_training_keeps_float32_gradients(version: str, method: str) -> None:
+    model = chatglm.load_model(OWN / version, dtype="bfloat16")
+    if method == "lora":
+        model = lora.attach(model, chatglm, lora.Settings(r=4, lora_alpha=8, lora_dropout=0.0))
+    else:
+        model = ptuning.attach(model, chatglm, ptuning.Settings(PREFIX, True, None, 0.1))
+    model.train().gradient_checkpointing_enable({"use_reentrant": False})
+    batch = pad(rows_of(version), "right")
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model(**batch, labels=batch["input_ids"], use_cache=False).loss
+    loss.backward()
+    grads = [p.grad for p in model.parameters() if p.requires_grad]
+    assert torch.isfinite(loss) and all(g.dtype == torch.float32 and torch.isfinite(g).all() for g in grads)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("method", ["lora", "ptuning", "full"])
 def test_tuning_lowers_the_loss_and_checkpointing_changes_no_gradient(version: str, method: str) -> None:
     model = model_of(version)
@@ -346,6 +363,8 @@ def test_tokenizer_batches_go_into_the_model_as_they_are(release: Any) -> None:
     for i, text in enumerate(TEXTS):
         alone = tok(text, return_tensors="pt")
         assert torch.equal(together[i], model.generate(**alone, **how)[0, -5:])
+        beams = {**how, "num_beams": 2}
+        assert torch.equal(model.generate(**batch, **beams)[i, -5:], model.generate(**alone, **beams)[0, -5:])
         real = alone["input_ids"].shape[1]
         logits = model(**batch).logits[i, -real:]
         assert (logits - model(**alone).logits[0]).abs().max() < 1e-4

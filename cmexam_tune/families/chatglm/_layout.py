@@ -43,8 +43,14 @@ def resolve(
         raise ValueError("ChatGLM-6B: inputs_embeds need position_ids [b, 2, s] and attention_mask [b, 1, s, s].")
     packed = position_ids if given is None and attention_mask is None else None
     real = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else real_tokens(attention_mask)
-    positions, visible = _computed(config, input_ids, real, packed)
-    return positions if given is None else given, visible if explicit is None else explicit
+    rows = _Rows(config, input_ids, real, packed)
+    return rows.positions() if given is None else given, rows.visible() if explicit is None else explicit
+
+
+def positions(config: ChatGLMConfig, input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+    """Return positions `[b, 2, s]` of whole rows; arguments and errors as `resolve`."""
+    real = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else real_tokens(attention_mask)
+    return _Rows(config, input_ids, real, None).positions()
 
 
 def _continued(mask: torch.Tensor | None, seen: int, length: int, device: torch.device) -> torch.Tensor | None:
@@ -54,44 +60,54 @@ def _continued(mask: torch.Tensor | None, seen: int, length: int, device: torch.
     return visible if mask is None else visible & mask.bool()[:, None, None, :]
 
 
-def _computed(
-    config: ChatGLMConfig, ids: torch.Tensor, real: torch.Tensor, packed: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Positions and mask of whole rows.
+class _Rows:
+    """Whole rows, cut into questions and contexts.
 
     Channel 0 counts the context (all before sop) and then stays at the mask token's place; channel 1 is 0 in the
     context and counts from 1 at sop. The context is visible to all of its question, the rest is causal.
     """
-    length = ids.shape[1]
-    index = torch.arange(length, device=ids.device)
-    if packed is None:
-        segment = torch.zeros_like(ids)
-        relative = (index - real.int().argmax(1, keepdim=True)).clamp(min=0)
-    else:
-        packed = packed.expand_as(ids)
-        segment = ((packed == 0).cumsum(1) - 1).clamp(min=0)
-        relative = packed
 
-    def first(token: int | None) -> torch.Tensor:
-        places = torch.where((ids == token) & real, relative, length)
-        return torch.full_like(ids, length).scatter_reduce(1, segment, places, "amin").gather(1, segment)
+    def __init__(
+        self, config: ChatGLMConfig, ids: torch.Tensor, real: torch.Tensor, packed: torch.Tensor | None
+    ) -> None:
+        """Find the parts; `packed` are positions that start again at 0 with every question."""
+        length = ids.shape[1]
+        self.index = torch.arange(length, device=ids.device)
+        self.real, self.packed, self.two_channels = real, packed is not None, config.position_encoding_2d
+        if packed is None:
+            self.segment = torch.zeros_like(ids)
+            self.relative = (self.index - real.int().argmax(1, keepdim=True)).clamp(min=0)
+        else:
+            self.relative = packed.expand_as(ids)
+            self.segment = ((self.relative == 0).cumsum(1) - 1).clamp(min=0)
 
-    context_length, gmask, mask = first(config.bos_token_id), first(config.gmask_token_id), first(config.mask_token_id)
-    anchor = torch.where(gmask < length, gmask, mask)
-    context = relative < context_length
-    if packed is None and bool((context_length == length).any()):
-        raise ValueError(f"ChatGLM-6B: a row holds no <sop> (id {config.bos_token_id}), so its context has no end.")
-    if bool((~context & (anchor == length)).any()):
-        ids_wanted = f"[gMASK] (id {config.gmask_token_id}) nor [MASK] (id {config.mask_token_id})"
-        raise ValueError(f"ChatGLM-6B: a row holds neither {ids_wanted}.")
-    positions = torch.stack(
-        [torch.where(context, relative, anchor), torch.where(context, 0, relative - context_length + 1)], dim=1
-    )
-    if not config.position_encoding_2d:
-        positions = torch.stack([relative, torch.zeros_like(relative)], dim=1)
-    visible = (index[:, None] >= index) | context[:, None, :]
-    if packed is not None:
-        visible = visible & (segment[:, :, None] == segment[:, None, :])
-    # Padding sees everything, as in the original: a row that sees nothing would be NaN in some kernels.
-    visible = (visible & real[:, None, :]) | ~real[:, :, None]
-    return positions, visible[:, None]
+        def first(token: int | None) -> torch.Tensor:
+            places = torch.where((ids == token) & real, self.relative, length)
+            found = torch.full_like(ids, length).scatter_reduce(1, self.segment, places, "amin")
+            return found.gather(1, self.segment)
+
+        self.context_length, gmask = first(config.bos_token_id), first(config.gmask_token_id)
+        self.anchor = torch.where(gmask < length, gmask, first(config.mask_token_id))
+        self.context = self.relative < self.context_length
+        if packed is None and bool((self.context_length == length).any()):
+            raise ValueError(f"ChatGLM-6B: a row holds no <sop> (id {config.bos_token_id}), so its context has no end.")
+        if bool((~self.context & (self.anchor == length)).any()):
+            marks = f"[gMASK] (id {config.gmask_token_id}) nor [MASK] (id {config.mask_token_id})"
+            raise ValueError(f"ChatGLM-6B: a row holds neither {marks}.")
+
+    def positions(self) -> torch.Tensor:
+        """Return `[b, 2, s]`."""
+        if not self.two_channels:
+            return torch.stack([self.relative, torch.zeros_like(self.relative)], dim=1)
+        first = torch.where(self.context, self.relative, self.anchor)
+        second = torch.where(self.context, 0, self.relative - self.context_length + 1)
+        return torch.stack([first, second], dim=1)
+
+    def visible(self) -> torch.Tensor:
+        """Return `[b, 1, s, s]`."""
+        visible = (self.index[:, None] >= self.index) | self.context[:, None, :]
+        if self.packed:
+            visible = visible & (self.segment[:, :, None] == self.segment[:, None, :])
+        # Padding sees everything, as in the original: a row that sees nothing would be NaN in some kernels.
+        visible = (visible & self.real[:, None, :]) | ~self.real[:, :, None]
+        return visible[:, None]

@@ -38,7 +38,8 @@ def rotary_tables(positions: torch.Tensor, dim: int, dtype: torch.dtype) -> tupl
     steps = torch.arange(0, dim, 2, device=positions.device, dtype=torch.float32)
     frequencies = (1.0 / (10000 ** (steps / dim))).half()
     exact = torch.float32 if dtype in (torch.float32, torch.float64) else torch.float16
-    angles = positions[..., None].to(exact) * frequencies.to(exact)
+    # float32 from here on: autocast to bfloat16 refuses to join float16 tensors.
+    angles = (positions[..., None].to(exact) * frequencies.to(exact)).float()
     angles = torch.cat([angles, angles], dim=-1)
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
@@ -274,6 +275,8 @@ class ChatGLMForCausalLM(ChatGLMPreTrainedModel, GenerationMixin):
         mask = kwargs.get("attention_mask")
         if mask is not None and mask.ndim == 4:
             kwargs["attention_mask"] = _layout.real_tokens(mask).long()
+        # They are computed for every step, see prepare_inputs_for_generation.
+        kwargs.pop("position_ids", None)
         return super().generate(*args, **kwargs)
 
     def _prepare_attention_mask_for_generation(self, inputs_tensor: torch.Tensor, *args: Any) -> torch.Tensor:
@@ -285,6 +288,6 @@ class ChatGLMForCausalLM(ChatGLMPreTrainedModel, GenerationMixin):
         mask = kwargs.get("attention_mask")
         kwargs.pop("position_ids", None)
         inputs: dict[str, Any] = super().prepare_inputs_for_generation(input_ids, **kwargs)
-        positions, _ = _layout.resolve(self.config, input_ids, mask, None, 0, input_ids.shape[1])
+        positions = _layout.positions(self.config, input_ids, mask)
         inputs["position_ids"] = positions[..., -inputs["input_ids"].shape[1] :]
         return inputs

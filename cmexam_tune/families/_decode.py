@@ -120,7 +120,7 @@ def generation_settings(loaded: Loaded, config: Config) -> GenerationConfig:
     wanted = dict(config.generation.arguments)
     if wanted.get("num_return_sequences", 1) != 1:
         raise ConfigError("generation.num_return_sequences: every question gets one answer. Leave it out.")
-    defaults = {
+    defaults: dict[str, Any] = {
         "do_sample": False,
         "num_beams": 1,
         "repetition_penalty": 1.0,
@@ -130,6 +130,9 @@ def generation_settings(loaded: Loaded, config: Config) -> GenerationConfig:
         "use_cache": True,
     }
     library: Any = GenerationConfig
+    if "max_length" in wanted:
+        # transformers would prefer our default to what the user asked for.
+        del defaults["max_new_tokens"]
     try:
         settings: GenerationConfig = library(**{**defaults, **wanted, "return_dict_in_generate": False})
     except ValueError as error:

@@ -20,7 +20,11 @@ from cmexam_tune.errors import ConfigError, UserError  # noqa: E402
 from cmexam_tune.families import Loaded, chatglm  # noqa: E402
 from cmexam_tune.families.chatglm import quantization, tiny  # noqa: E402
 from cmexam_tune.families.chatglm import tokenization as tokens  # noqa: E402
+from cmexam_tune.families.chatglm.configuration import ChatGLM2Config, ChatGLMConfig  # noqa: E402
+from cmexam_tune.families.chatglm.modeling_v1 import ChatGLMForCausalLM  # noqa: E402
+from cmexam_tune.families.chatglm.modeling_v2 import ChatGLM2ForCausalLM  # noqa: E402
 from cmexam_tune.tuning import lora, ptuning  # noqa: E402
+from cmexam_tune.tuning._prefix import Shape  # noqa: E402
 
 OWN = Path(__file__).resolve().parent / "golden_chatglm"
 VERSIONS = ("v1", "v2")
@@ -130,15 +134,16 @@ def test_half_precision_stays_near(version: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("method", ["lora", "ptuning"])
-def test_mixed_precision_training_keeps_float32_gradients(version: str, method: str) -> None:
-    model = chatglm.load_model(OWN / version, dtype="bfloat16")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_mixed_precision_training_keeps_float32_gradients(version: str, method: str, dtype: str) -> None:
+    model = chatglm.load_model(OWN / version, dtype=dtype)
     if method == "lora":
         model = lora.attach(model, chatglm, lora.Settings(r=4, lora_alpha=8, lora_dropout=0.0))
     else:
         model = ptuning.attach(model, chatglm, ptuning.Settings(PREFIX, True, None, 0.1))
     model.train().gradient_checkpointing_enable({"use_reentrant": False})
     batch = pad(rows_of(version), "right")
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast("cpu", getattr(torch, dtype)):
         loss = model(**batch, labels=batch["input_ids"], use_cache=False).loss
     loss.backward()
     grads = [p.grad for p in model.parameters() if p.requires_grad]
@@ -215,6 +220,19 @@ def tokenizer_into(folder: Path, version: str) -> None:
     SentencePieceTrainer.train(
         sentence_iterator=lines, model_prefix=str(prefix), vocab_size=60, hard_vocab_limit=False, minloglevel=2, **extra
     )
+
+
+@pytest.mark.parametrize(
+    ("config", "model", "parameters", "prefix"),
+    [
+        (ChatGLMConfig(), ChatGLMForCausalLM, 6_173_286_400, 29_360_128),
+        (ChatGLM2Config(), ChatGLM2ForCausalLM, 6_243_584_000, 1_835_008),
+    ],
+)
+def test_full_size_has_the_released_number_of_parameters(config: Any, model: Any, parameters: int, prefix: int) -> None:
+    with torch.device("meta"):
+        assert sum(p.numel() for p in model(config).parameters()) == parameters
+    assert 128 * Shape.of(config, 128).width == prefix
 
 
 def test_a_prefix_of_another_size_is_refused(tmp_path: Path) -> None:

@@ -209,3 +209,10 @@ def test_a_shell_recipe_goes_from_raw_file_to_report(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
     assert len(list(jsonl.read(tmp_path / "a b" / "predictions.jsonl", Prediction))) == 30
     assert files.check_input(tmp_path / "a b" / "report" / "report.html")
+
+
+def test_written_documents_are_current() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(ROOT / "docs" / "generate.py"), "--check"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

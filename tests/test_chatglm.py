@@ -333,6 +333,9 @@ def test_unusable_arguments_are_refused(tmp_path: Path) -> None:
         chatglm.load_model(OWN / "v1", dtype="int8")
     with pytest.raises(UserError, match="no such folder"):
         chatglm.load_model(tmp_path / "none")
+    for name in (str(tmp_path / "none"), "nobody/no-such-model"):
+        with pytest.raises(UserError, match="neither"):
+            chatglm.load_tokenizer(name)
     with pytest.raises(UserError, match="neither ice_text"):
         chatglm.load_tokenizer(tmp_path)
     (tmp_path / "tokenizer.model").write_text("IQ== 0\n")

@@ -138,11 +138,18 @@ def from_values(values: Mapping[str, Any], name: str) -> ChatGLMConfig | ChatGLM
 
 
 def find_file(folder: str | Path, file: str, revision: str | None = None) -> Path | None:
-    """Return a file of a checkpoint folder, or of a model on the hub or in its local cache; None: it has none."""
+    """Return a file of a checkpoint folder, or of a model on the hub or in its local cache; None: it has none.
+
+    Raises:
+        UserError: no such folder, and nothing of that name can be fetched.
+    """
     path = Path(folder).expanduser()
     if path.is_dir():
         return path / file if (path / file).is_file() else None
-    found = cached_file(str(folder), file, revision=revision, _raise_exceptions_for_missing_entries=False)
+    try:
+        found = cached_file(str(folder), file, revision=revision, _raise_exceptions_for_missing_entries=False)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{folder}: neither a folder nor a model of the hub ({str(error).splitlines()[0]}).") from None
     return None if found is None else Path(found)
 
 

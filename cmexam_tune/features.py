@@ -91,20 +91,7 @@ def encode(
         source_ids: prompts to ids, all special tokens of the prompt included.
         target_ids: completions to ids, EOS included.
     """
-    able: list[Question] = []
-    examples: list[Example] = []
-    unrenderable: list[str] = []
-    for question in questions:
-        try:
-            example = prompts.render(question, style)
-        except prompts.Unrenderable:
-            unrenderable.append(question.id)
-            continue
-        if not example.completion:
-            unrenderable.append(question.id)
-            continue
-        able.append(question)
-        examples.append(example)
+    able, examples, unrenderable = _rendered(questions, style)
     sources = fit_stems(
         able, lambda some: source_ids([prompts.prompt(question, style) for question in some]), limits[0], len
     )
@@ -132,6 +119,25 @@ def encode(
             longest_target=max((len(targets[i] or ()) for i in kept), default=0),
         ),
     )
+
+
+def _rendered(questions: Sequence[Question], style: str) -> tuple[list[Question], list[Example], list[str]]:
+    """Return the questions that the style can render with an answer, their examples, and the ids of the others."""
+    able: list[Question] = []
+    examples: list[Example] = []
+    unrenderable: list[str] = []
+    for question in questions:
+        try:
+            example = prompts.render(question, style)
+        except prompts.Unrenderable:
+            unrenderable.append(question.id)
+            continue
+        if not example.completion:
+            unrenderable.append(question.id)
+            continue
+        able.append(question)
+        examples.append(example)
+    return able, examples, unrenderable
 
 
 def fit_completions(

@@ -163,13 +163,14 @@ def _run(unit: Unit, launch: str | None) -> None:
         source = ["--run", unit.settings.out]
     else:
         source = ["--config", str(_write_config(unit))]
-    from cmexam_tune import evaluate, predict
+    from cmexam_tune.evaluate import main as evaluate
+    from cmexam_tune.predict import main as predict
 
-    predict.main([*source, *questions, "--out", str(predictions)])
+    predict([*source, *questions, "--out", str(predictions)])
     if not (unit.folder / collect.REPORT).is_file():
         target = ["--out", str(unit.folder / "report"), "--overwrite"]
         profile = ["--profile", "cmb"] if unit.row.exam == "cmb" else []
-        evaluate.main(["--predictions", str(predictions), *questions, *target, *profile])
+        evaluate(["--predictions", str(predictions), *questions, *target, *profile])
 
 
 def _train(unit: Unit, launch: str | None) -> None:

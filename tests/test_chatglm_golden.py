@@ -1,4 +1,4 @@
-"""Our ChatGLM against outputs of the authors' code (golden files outside the project; skipped where they are absent)."""
+"""Our ChatGLM against outputs of the authors' code (files outside the project; skipped where they are absent)."""
 
 import json
 import os

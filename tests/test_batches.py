@@ -150,6 +150,11 @@ def test_label_only_logits_and_packing_keep_loss_and_gradients(folder: Path, nam
         loss.backward()
         assert float(loss) == pytest.approx(float(expected), rel=1e-5)
         close(gradients(model), alone)
+        batch = family.collate(loaded, groups)
+        whole = select.loss(model, batch, batch.pop("labels")) / items
+        whole.backward()
+        assert float(whole.detach()) == pytest.approx(float(expected), rel=1e-5)
+        close(gradients(model), alone)
     select.remove()
     batch.pop("labels", None)
     assert model(**batch).logits.shape[1] == batch["input_ids"].shape[1], "without the hook all logits come back"

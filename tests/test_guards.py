@@ -91,7 +91,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(("value", "words"), [(NAN, "loss is nan"), (0.0, "exactly 0")])
 def test_run_stops_after_saving(folder: Path, monkeypatch: pytest.MonkeyPatch, value: float, words: str) -> None:
     """The third step degenerates: the run ends with its weights as they were after the second."""
-    whole = logits.token_loss
+    whole = logits.LabelLogits.loss
     calls = []
 
     def broken(*arguments: Any) -> Any:
@@ -99,7 +99,7 @@ def test_run_stops_after_saving(folder: Path, monkeypatch: pytest.MonkeyPatch, v
         loss = whole(*arguments)
         return loss if len(calls) <= 6 else loss * value
 
-    monkeypatch.setattr(logits, "token_loss", broken)
+    monkeypatch.setattr(logits.LabelLogits, "loss", broken)
     out = folder / f"stop_{value}"
     settings = train_helpers.recipe(folder, out=str(out), training__save_steps=100)
     with pytest.raises(TrainingStopped, match=words) as stopped:

@@ -8,6 +8,9 @@ from torch.nn import functional
 
 from cmexam_tune.features import IGNORE_INDEX
 
+CHUNK = 256
+"""Labels whose logits exist at once: 32 MB for a vocabulary of 32,000."""
+
 
 class LabelLogits:
     """Selects the label positions before the output embeddings, so that no other logits are ever computed.
@@ -21,14 +24,19 @@ class LabelLogits:
         head = model.get_output_embeddings()
         if not isinstance(head, nn.Module):
             raise TypeError(f"{type(model).__name__} names no output embeddings.")
+        self._head = head
         self._positions: torch.Tensor | None = None
+        self._hidden: torch.Tensor | None = None
+        self._only_first = self._checked = self._scaled = False
         self._handle = head.register_forward_pre_hook(self._select)
 
     def _select(self, _module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
         if self._positions is None:
             return None
         hidden = arguments[0]
-        return (hidden.reshape(-1, hidden.shape[-1])[self._positions].unsqueeze(0), *arguments[1:])
+        chosen = hidden.reshape(-1, hidden.shape[-1])[self._positions]
+        self._hidden = chosen if self._only_first else None
+        return (chosen[: 1 if self._only_first else None].unsqueeze(0), *arguments[1:])
 
     def __call__(self, model: nn.Module, inputs: dict[str, Any], labels: torch.Tensor) -> tuple[Any, torch.Tensor]:
         """Run the model and return (logits [n, vocabulary], targets [n]) of the n labels.
@@ -48,9 +56,78 @@ class LabelLogits:
         logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
         return logits.squeeze(0), shifted[positions]
 
+    def loss(
+        self, model: nn.Module, inputs: dict[str, Any], labels: torch.Tensor, smoothing: float = 0.0
+    ) -> torch.Tensor:
+        """Run the model and return the sum of the cross-entropy over the labels.
+
+        Over a frozen linear head the loss and its gradient are computed together, chunk by chunk, so that the logits
+        of all labels never exist at once. The model itself computes one position's logits; if they are not what the
+        head alone gives (models that scale or cap them), or with float16, smoothing or ZeRO-3, all go through it.
+        """
+        weight, bias = (self._head._parameters.get(name) for name in ("weight", "bias"))
+        fused = (
+            type(self._head) is nn.Linear
+            and weight is not None
+            and not weight.requires_grad
+            and weight.dim() == 2
+            and weight.numel() > 0
+            and weight.dtype != torch.float16
+            and not smoothing
+            and not self._scaled
+            and bool((labels[:, 1:] != IGNORE_INDEX).any())
+        )
+        if not fused:
+            return token_loss(*self(model, inputs, labels), smoothing)
+        self._only_first = True
+        try:
+            first, targets = self(model, inputs, labels)
+        finally:
+            self._only_first = False
+        hidden, self._hidden = self._hidden, None
+        assert hidden is not None
+        assert weight is not None
+        if not self._checked:
+            expected = functional.linear(hidden[:1].detach().to(weight.dtype), weight, bias)
+            self._scaled = not torch.allclose(first.detach().float(), expected.float(), rtol=1e-2, atol=1e-3)
+            self._checked = True
+            if self._scaled:
+                return token_loss(*self(model, inputs, labels), smoothing)
+        summed: Any = _HeadLoss.apply
+        return torch.as_tensor(summed(hidden, weight, bias, targets))
+
     def remove(self) -> None:
         """Take the hook off the model."""
         self._handle.remove()
+
+
+class _HeadLoss(torch.autograd.Function):
+    """Sum of the cross-entropy of `hidden @ weight.T + bias`, with the gradient of `hidden` computed on the way."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor
+    ) -> torch.Tensor:
+        """Args: hidden [n, width], weight [vocabulary, width], bias [vocabulary] or None, targets [n]."""
+        gradient = torch.empty_like(hidden)
+        total = torch.zeros((), device=hidden.device)
+        for start in range(0, len(hidden), CHUNK):
+            part = slice(start, start + CHUNK)
+            scores = functional.linear(hidden[part].to(weight.dtype), weight, bias).float()
+            normal = scores.logsumexp(1, keepdim=True)
+            wanted = targets[part, None]
+            total += (normal - scores.gather(1, wanted)).sum()
+            scores.sub_(normal).exp_()
+            scores.scatter_add_(1, wanted, torch.full_like(wanted, -1, dtype=scores.dtype))
+            gradient[part] = (scores.to(weight.dtype) @ weight).to(gradient.dtype)
+        ctx.save_for_backward(gradient)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *outer: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Scale the gradient that `forward` has computed."""
+        (gradient,) = ctx.saved_tensors
+        return gradient * outer[0].to(gradient.dtype), None, None, None
 
 
 def token_loss(logits: torch.Tensor, targets: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:

@@ -110,8 +110,8 @@ class ExamTrainer(SafeTrainer):
             loss: torch.Tensor = classifier.loss(model, inputs)
             return loss * (weight / max(items, 1))
         labels = inputs.pop("labels")
-        scores, targets = self.label_logits(model, inputs, labels)
-        return logits.token_loss(scores, targets, self.args.label_smoothing_factor) * (min(weight, 1) / max(items, 1))
+        summed = self.label_logits.loss(model, inputs, labels, self.args.label_smoothing_factor)
+        return summed * (min(weight, 1) / max(items, 1))
 
     def _judge(self, loss: float, batch: Batch) -> None:
         if any(batch.weights) or not batch.items:

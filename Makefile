@@ -28,7 +28,7 @@ check: $(STAMP) ## lint, format and types
 	$(BIN)/mypy
 
 test: check ## everything that must hold: lint, format, types, tests (no network)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 format: $(STAMP) ## let ruff format and mend what it can
 	$(BIN)/ruff check --fix .

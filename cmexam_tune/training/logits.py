@@ -114,12 +114,14 @@ class _HeadLoss(torch.autograd.Function):
         for start in range(0, len(hidden), CHUNK):
             part = slice(start, start + CHUNK)
             scores = functional.linear(hidden[part].to(weight.dtype), weight, bias).float()
-            normal = scores.logsumexp(1, keepdim=True)
-            wanted = targets[part, None]
-            total += (normal - scores.gather(1, wanted)).sum()
-            scores.sub_(normal).exp_()
-            scores.scatter_add_(1, wanted, torch.full_like(wanted, -1, dtype=scores.dtype))
-            gradient[part] = (scores.to(weight.dtype) @ weight).to(gradient.dtype)
+            wanted = targets[part]
+            right, top = scores.gather(1, wanted[:, None]), scores.amax(1, keepdim=True)
+            scores.sub_(top).exp_()
+            norm = scores.sum(1, keepdim=True)
+            total += (norm.log() + top - right).sum()
+            # (softmax - one-hot) @ weight, without another pass over the logits.
+            pulled = (scores.to(weight.dtype) @ weight).float() / norm - weight[wanted].float()
+            gradient[part] = pulled.to(gradient.dtype)
         ctx.save_for_backward(gradient)
         return total
 

@@ -1,6 +1,7 @@
 """`fit`: from a Config to a finished run folder."""
 
 import math
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ def fit(run: runs.Run, train: list[Question], validation: list[Question]) -> run
         TrainingStopped: training degenerated; a checkpoint from before is kept.
         KeyboardInterrupt: a signal asked for it; a checkpoint is kept.
     """
+    # transformers' own renames between its minor versions are nothing that a user of a recipe could mend.
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|peft|torch)\.")
     config = run.config
     args = arguments_of.build(config, run.path)
     main = args.process_index == 0

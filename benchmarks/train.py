@@ -75,22 +75,24 @@ class Clock:
 
     def __init__(self):
         self.steps = []
-        self.started = 0.0
+        self.started = self.cpu = 0.0
 
     def begin(self):
-        self.started = time.perf_counter()
+        self.started, self.cpu = time.perf_counter(), time.process_time()
 
     def end(self, samples, tokens, slots, labels):
-        self.steps.append((time.perf_counter() - self.started, samples, tokens, slots, labels))
+        seconds, cpu = time.perf_counter() - self.started, time.process_time() - self.cpu
+        self.steps.append((seconds, cpu, samples, tokens, slots, labels))
 
     def figures(self):
         steps = self.steps[WARM_UP:]
-        seconds, samples, tokens, slots, labels = (sum(column) for column in zip(*steps, strict=True))
+        seconds, cpu, samples, tokens, slots, labels = (sum(column) for column in zip(*steps, strict=True))
         return {
             "samples_per_second": samples / seconds,
             "tokens_per_second": tokens / seconds,
             "padding_share": 1 - tokens / slots,
             "label_share": labels / slots,
+            "cpu_seconds_per_sample": cpu / samples,
             "samples": samples,
             "median_step_seconds": statistics.median(step[0] for step in steps),
         }

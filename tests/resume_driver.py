@@ -1,7 +1,7 @@
 """Trains in forked processes that can be killed at any moment; imports are paid for once.
 
 Called as `python resume_driver.py '{"config": PATH, "out": PATH, "processes": 1, "kills": 5, "seed": 0}'`; prints a
-JSON object with how often training was killed and the steps at which it went on.
+JSON object with how often training was killed, the steps at which it went on, and the seconds of the last start.
 """
 
 import json
@@ -80,8 +80,10 @@ def main(job: dict[str, Any]) -> None:
         kills += 1
         newest = checkpoints.found(Path(job["out"]))
         resumed.append(checkpoints.step_of(newest[0]) if newest else 0)
+    started = time.monotonic()
     codes = wait(start(job))
-    print(json.dumps({"kills": kills, "resumed": resumed, "codes": codes}))
+    seconds = time.monotonic() - started
+    print(json.dumps({"kills": kills, "resumed": resumed, "codes": codes, "seconds": seconds}))
 
 
 if __name__ == "__main__":

@@ -22,14 +22,12 @@ from cmexam_tune.train import train  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
-# DeepSpeed compiles its shared-memory operator once; the folder outlives the test run.
-EXTENSIONS = Path(os.environ.get("TORCH_EXTENSIONS_DIR", str(BIN.parent / "torch_extensions")))
 
 
 def launch(launcher: list[str], recipe: Path, out: Path, *overrides: str) -> runs.Run:
     environment = {
-        **os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "TORCH_EXTENSIONS_DIR": str(EXTENSIONS),
-        "PYTHONPATH": str(ROOT), "PATH": f"{BIN}:{os.environ['PATH']}",
+        **os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT),
+        "PATH": f"{BIN}:{os.environ['PATH']}",
     }  # fmt: skip
     command = [*launcher, "--config", str(recipe), f"out={out}", *overrides]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400, cwd=out.parent)

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from cmexam_tune.families import chatglm
+from cmexam_tune.training.arguments import start_deepspeed
 from cmexam_tune.tuning import ptuning
 
 STEPS = 4
@@ -55,6 +56,7 @@ def main(base: Path, stage: int, out: Path) -> None:
         "gradient_clipping": 0.0,
         "zero_allow_untested_optimizer": True,
     }
+    start_deepspeed()
     model = tuned(base)
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1.0)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)

@@ -2,6 +2,7 @@
 
 import contextlib
 import contextvars
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from pickle import UnpicklingError
@@ -22,6 +23,10 @@ from transformers.utils import logging
 from cmexam_tune.config import ModelConfig
 from cmexam_tune.errors import ConfigError, UserError
 from cmexam_tune.variants import suggest
+
+if not torch.accelerator.is_available():
+    # DeepSpeed would look for a card at its first import and print a warning among the results.
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 LOADING = (OSError, RuntimeError, ValueError, KeyError, ImportError, SafetensorError, UnpicklingError)
 """What transformers and PEFT raise for files that are missing, damaged or of another shape."""

@@ -1,5 +1,6 @@
 """From a Config to `transformers.TrainingArguments` and the layout of the batches."""
 
+import dataclasses
 import json
 import os
 import socket
@@ -58,8 +59,14 @@ def build(config: Config, out: Path) -> TrainingArguments:
     given.pop("gradient_accumulation_steps", None)
     # A checkpoint to fall back to must exist beside the last one; a hidden NaN would defeat the guards.
     given = {"logging_steps": 10, "save_total_limit": 3, "logging_nan_inf_filter": False, "report_to": "none", **given}
+    if "activation_checkpointing" in {field.name for field in dataclasses.fields(TrainingArguments)}:
+        # What transformers 5.23 and later call it; recipes keep the name that everybody knows.
+        given = {name.replace("gradient_checkpointing", "activation_checkpointing"): v for name, v in given.items()}
     if given.get("deepspeed"):
         given["deepspeed"] = str(deepspeed_path(str(given["deepspeed"])))
+        if not torch.accelerator.is_available():
+            # Without it every process would take the same first device for its own.
+            given.setdefault("use_cpu", True)
         _single_process_environment()
     try:
         arguments = TrainingArguments(output_dir=str(out), **given)
@@ -72,12 +79,23 @@ def build(config: Config, out: Path) -> TrainingArguments:
         )
         arguments._n_gpu = 1
     if arguments.deepspeed:
-        # On CPUs accelerate starts torch's process group only, which ZeRO-3 finds too late for loading a model.
-        import deepspeed
-
-        backend = torch.distributed.get_backend() if torch.distributed.is_initialized() else None
-        deepspeed.init_distributed(dist_backend=backend or ("nccl" if torch.cuda.is_available() else "gloo"))
+        start_deepspeed()
     return arguments
+
+
+def start_deepspeed() -> None:
+    """Connect this process with the others.
+
+    On CPUs accelerate starts torch's process group only, which ZeRO-3 finds too late for loading a model.
+    """
+    import deepspeed
+
+    if not torch.accelerator.is_available():
+        # A fast path for CPUs that DeepSpeed would compile first: for minutes, with processes that race for it, and
+        # one killed meanwhile leaves a lock on which every later run waits for ever.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    backend = torch.distributed.get_backend() if torch.distributed.is_initialized() else None
+    deepspeed.init_distributed(dist_backend=backend or ("nccl" if torch.cuda.is_available() else "gloo"))
 
 
 def _single_process_environment() -> None:

@@ -48,7 +48,7 @@ def fit(run: runs.Run, train: list[Question], validation: list[Question]) -> run
     set_seed(args.seed)
     loaded = family.load(config.model, train)
     base: Any = loaded.model
-    if args.activation_checkpointing:
+    if args.gradient_checkpointing:
         base.enable_input_require_grads()
     model = method.attach(base, family, config.tuning.settings)
     loaded = Loaded(model, loaded.tokenizer)

@@ -41,7 +41,9 @@ def answer(codec: Codec, loaded: Loaded, questions: Sequence[Question], config: 
         yield from constrained(codec, loaded, asked, config)
     else:
         priors: dict[str, dict[str, float]] = {}
-        for item, scores in likelihoods(codec, loaded, asked, config):
+        # What all answers start with matters only to sums that are divided or compared with another prompt's.
+        whole = config.generation.prior_normalization or config.generation.length_normalization
+        for item, scores in likelihoods(codec, loaded, asked, config, whole):
             if config.generation.prior_normalization:
                 prior = _prior(codec, loaded, item.question, config, priors)
                 scores = {letters: value - prior[letters] for letters, value in scores.items()}
@@ -142,7 +144,7 @@ def generation_settings(loaded: Loaded, config: Config) -> GenerationConfig:
 
 def constrained(codec: Codec, loaded: Loaded, asked: Sequence[Asked], config: Config) -> Iterator[Prediction]:
     """Let the model write only legal answers: the style's words, then letters of the question in order."""
-    for batch, reader, roots, after, _ in _read(codec, loaded, asked, config):
+    for batch, reader, roots, after, _ in _read(codec, loaded, asked, config, whole=False):
         with torch.inference_mode():
             chosen = list(_legal.greedy(reader, roots, after, int(loaded.tokenizer.pad_token_id or 0)))
         for item, letters in zip(batch, chosen, strict=True):
@@ -150,10 +152,13 @@ def constrained(codec: Codec, loaded: Loaded, asked: Sequence[Asked], config: Co
 
 
 def likelihoods(
-    codec: Codec, loaded: Loaded, asked: Sequence[Asked], config: Config
+    codec: Codec, loaded: Loaded, asked: Sequence[Asked], config: Config, whole: bool = True
 ) -> Iterator[tuple[Asked, dict[str, float]]]:
-    """Yield each question with the log-probability of each of its legal answers, summed over the answer's tokens."""
-    for batch, reader, roots, after, lead in _read(codec, loaded, asked, config):
+    """Yield each question with the log-probability of each of its legal answers, summed over the answer's tokens.
+
+    Without `whole` the tokens that all answers of a question start with are left out of the sums.
+    """
+    for batch, reader, roots, after, lead in _read(codec, loaded, asked, config, whole):
         with torch.inference_mode():
             scores = _legal.totals(reader, roots, after)
         for item, start, rest in zip(batch, lead, scores, strict=True):
@@ -194,12 +199,13 @@ def legal_answers(codec: Codec, loaded: Loaded, question: Question, config: Conf
 _Read = tuple[list[Asked], _legal.Reader, list[_legal.Node], torch.Tensor, list[float]]
 
 
-def _read(codec: Codec, loaded: Loaded, asked: Sequence[Asked], config: Config) -> Iterator[_Read]:
+def _read(codec: Codec, loaded: Loaded, asked: Sequence[Asked], config: Config, whole: bool) -> Iterator[_Read]:
     """Yield batches read up to where their legal answers part.
 
     Yields:
         The batch; its reader; the tree of the rest of each row's answers; log-probabilities [b, v] at its root; the
-        summed log-probability of what all answers of a row start with.
+        summed log-probability of what all answers of a row start with, or 0 without `whole`, which saves the output
+        layer at these tokens.
     """
     tokenizer, model = loaded.tokenizer, base_model(loaded)
     prefix, pad = codec.generation_prefix(tokenizer), int(tokenizer.pad_token_id or 0)
@@ -222,8 +228,9 @@ def _read(codec: Codec, loaded: Loaded, asked: Sequence[Asked], config: Config) 
         rows = [item.ids + prefix + lead for item, lead in zip(batch, leads, strict=True)]
         reader = _legal.Reader(model, rows, pad)
         with torch.inference_mode():
-            logs = reader.prefill(max(len(lead) for lead in leads) + 1)
-        yield batch, reader, roots, logs[:, -1], [_sum(row, lead) for row, lead in zip(logs, leads, strict=True)]
+            logs = reader.prefill(max(len(lead) for lead in leads) + 1 if whole else 1)
+        sums = [_sum(row, lead) if whole else 0.0 for row, lead in zip(logs, leads, strict=True)]
+        yield batch, reader, roots, logs[:, -1], sums
 
 
 def _common(rows: Sequence[Ids]) -> Ids:

@@ -5,9 +5,10 @@
 The original predicts one question at a time, its prompt padded to 256 tokens, with up to 256 new tokens, greedily. Ours
 sorts by length and answers batches. All four run in one process on the same model; the original's way, by far the
 slowest, answers a random part of the questions (`--original-count`), ours all of them, and the ratios compare seconds a
-question. Its baseline is the installed transformers' own `generate`. The model is random (hidden 512, 8 layers) and tuned here, shortly, to write its answer and stop: how often it is right does not
-matter, how soon it stops does, and that is printed too. Training is not part of any time. Without `--questions` the
-sample is used; on a GPU try `--device cuda --dtype bfloat16 --batch-size 128`.
+question. The original's way is the installed transformers' own `generate`. The model is random (hidden 512, 8 layers,
+vocabulary 32,000) and tuned here, shortly, to write its answer and stop: how often it is right does not matter, how
+soon it stops does, and that is printed too. Training is not part of any time. Without `--questions` the sample is used;
+on a GPU try `--device cuda --dtype bfloat16 --batch-size 128`.
 """
 
 import argparse

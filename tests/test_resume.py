@@ -2,15 +2,17 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import train_helpers
 
-from cmexam_tune import config
+from cmexam_tune import config, tiny
 
 pytest.importorskip("torch")
 HERE = Path(__file__).parent
@@ -33,19 +35,31 @@ def adapter(out: Path) -> bytes:
 
 def experiment(folder: Path, name: str, **changes: Any) -> Path:
     path = folder / f"{name}.yaml"
+    if "model__model_name_or_path" in changes:
+        changes["model__model_name_or_path"] = str(folder / changes["model__model_name_or_path"])
     path.write_text(config.dump(train_helpers.recipe(folder, **changes)), encoding="utf-8")
     return path
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train_helpers.world(tmp_path_factory.mktemp("resume"))
+    folder = train_helpers.world(tmp_path_factory.mktemp("resume"))
+    tiny.build("chatglm", folder / "chatglm", hidden=32, layers=2)
+    return folder
 
 
 SETTINGS = {
     "plain": (1, {}),
     "packed": (1, {"training__packing": True}),
     "ptuning": (1, {"tuning": {"method": "ptuning", "num_virtual_tokens": 4, "prefix_dropout": 0.1}}),
+    "chatglm": (
+        1,
+        {
+            "model__family": "chatglm",
+            "model__model_name_or_path": "chatglm",
+            "tuning": {"method": "ptuning", "num_virtual_tokens": 4, "prefix_dropout": 0.1},
+        },
+    ),
     "zero2": (2, {"training__deepspeed": "zero2"}),
 }
 
@@ -74,13 +88,32 @@ def kill_and_compare(folder: Path, name: str, kills: int) -> None:
         assert losses(broken) == losses(whole)
 
 
-@pytest.mark.parametrize("name", ["plain", "packed", "ptuning"])
+@pytest.mark.parametrize("name", ["plain", "packed", "ptuning", "chatglm"])
 def test_killed_at_random_moments(folder: Path, name: str) -> None:
     kill_and_compare(folder, name, kills=2)
 
 
 def test_killed_zero2(folder: Path) -> None:
     kill_and_compare(folder, "zero2", kills=2)
+
+
+def test_sigterm_exits_130_after_a_checkpoint_and_the_same_command_goes_on(folder: Path) -> None:
+    path = experiment(folder, "term", training__num_train_epochs=12)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent)}
+    command = [sys.executable, "-m", "cmexam_tune.train", "--config", str(path), f"out={folder / 'term'}"]
+    with (folder / "term.log").open("w") as log:
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        while not list((folder / "term").glob("checkpoint-*")):
+            assert process.poll() is None, (folder / "term.log").read_text()
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=120) == 130
+    assert "a checkpoint was saved" in (folder / "term.log").read_text()
+    assert not (folder / "term" / "adapter").exists()
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "resuming from" in done.stderr
+    assert (folder / "term" / "adapter" / "adapter_model.safetensors").stat().st_size > 0
 
 
 @pytest.mark.slow

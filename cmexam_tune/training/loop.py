@@ -41,9 +41,6 @@ def fit(run: runs.Run, train: list[Question], validation: list[Question]) -> run
     args = arguments_of.build(config, run.path)
     main = args.process_index == 0
     _check_evaluation(args, config, validation)
-    if main:
-        runs.begin(run, arguments_of.device_name(), args.world_size)
-        checkpoints.clear_staging(run.path)
     family, method = runs.parts(config)
     set_seed(args.seed)
     loaded = family.load(config.model, train)
@@ -52,6 +49,10 @@ def fit(run: runs.Run, train: list[Question], validation: list[Question]) -> run
         base.enable_input_require_grads()
     model = method.attach(base, family, config.tuning.settings)
     loaded = Loaded(model, loaded.tokenizer)
+    if main:
+        # Not before the model is known to be good: a mistake in its path leaves no run folder behind.
+        runs.begin(run, arguments_of.device_name(), args.world_size)
+        checkpoints.clear_staging(run.path)
     data = _data(run, args, (family, loaded), train, validation)
     if main:
         _announce(config, args, model, data)

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, T5Config, T5ForCondit
 
 from cmexam_tune import prompts, tiny, variants
 from cmexam_tune.errors import UserError
-from cmexam_tune.families import Loaded, llama
+from cmexam_tune.families import Loaded, _causal, llama
 from cmexam_tune.features import IGNORE_INDEX
 
 
@@ -80,8 +80,11 @@ def test_collate_layout(loaded: Loaded) -> None:
         for n in (3, 4, 2)
     ]
     apart = llama.collate(loaded, [[row] for row in rows])
-    assert set(apart) == {"input_ids", "labels", "attention_mask"}
-    assert apart["attention_mask"].tolist() == [[1, 1, 1, 0], [1, 1, 1, 1], [1, 1, 0, 0]]
+    # Causal attention never looks at padding on the right; families that need to know of it take the shared batch.
+    assert set(apart) == {"input_ids", "labels"}
+    masked = _causal.collate(loaded, [[row] for row in rows])
+    assert set(masked) == {"input_ids", "labels", "attention_mask"}
+    assert masked["attention_mask"].tolist() == [[1, 1, 1, 0], [1, 1, 1, 1], [1, 1, 0, 0]]
     assert apart["labels"][2].tolist() == [-100, 6, -100, -100]
     packed = llama.collate(loaded, [rows[:2], rows[2:]])
     assert set(packed) == {"input_ids", "labels", "position_ids"}

@@ -107,8 +107,14 @@ def encode(loaded: Loaded, questions: Sequence[Question], prompt: PromptConfig, 
 
 
 def collate(loaded: Loaded, groups: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, torch.Tensor]:
-    """Return one batch; see `_causal.collate`."""
-    return _causal.collate(loaded, groups)
+    """Return one batch; see `_causal.collate`.
+
+    Without `attention_mask`: padding is on the right, where causal attention never looks, and carries no label. With a
+    mask transformers leaves the fast causal kernels and repeats the key and value heads.
+    """
+    batch = _causal.collate(loaded, groups)
+    batch.pop("attention_mask", None)
+    return batch
 
 
 def answer(loaded: Loaded, questions: Sequence[Question], config: Config) -> Iterator[Prediction]:

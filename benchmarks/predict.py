@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 import transformers
+import vocabulary
 
 from cmexam_tune import config, jsonl, tiny
 from cmexam_tune.config import Config
@@ -35,9 +36,12 @@ WIDTH, NEW_TOKENS = 256, 256
 SAMPLE = Path(tiny.__file__).parent / "sample" / "cmexam"
 
 
-def read(path: str | None, count: int) -> list[Question]:
-    """The first questions of a file, over and over under new ids if it has fewer."""
-    found = list(jsonl.read(path, Question)) if path else list(cmexam.read(sorted(SAMPLE.glob("*.csv"))))
+def read(path: str | None) -> list[Question]:
+    return list(jsonl.read(path, Question)) if path else list(cmexam.read(sorted(SAMPLE.glob("*.csv"))))
+
+
+def first(found: Sequence[Question], count: int) -> list[Question]:
+    """The first questions, over and over under new ids if there are fewer."""
     rounds = (found[i % len(found)] for i in range(count))
     return [Question(f"{i}", q.stem, q.options, q.answer) for i, q in enumerate(rounds)]
 
@@ -148,10 +152,12 @@ def main() -> None:
     arguments = parser.parse_args()
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
-    questions = read(arguments.questions, arguments.count)
+    found = read(arguments.questions)
+    questions = first(found, arguments.count)
     with tempfile.TemporaryDirectory() as name:
         sizes = {"hidden": arguments.hidden, "layers": arguments.layers, "vocab": arguments.vocab}
         folder = tiny.build("llama", Path(name) / "model", **sizes)
+        vocabulary.learn(folder, found, arguments.vocab)
         setup = settings(folder, arguments, "generate")
         loaded = llama.load(setup.model)
         model: Any = loaded.model

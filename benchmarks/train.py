@@ -229,35 +229,6 @@ def compare(options, job):
     return {"sides": sides, "ratios": ratios}
 
 
-def learn_tokenizer(model, file, vocab):
-    """Give the model a tokenizer learned from all questions of the file, with words as in Chinese models.
-
-    The shipped tiny models have one token a character, as LLaMA has: half as many questions would fit into 512.
-    """
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    from cmexam_tune import jsonl, schema
-
-    questions = list(jsonl.read(file, schema.Question))
-    bpe = Tokenizer(models.BPE())
-    words = Regex(r"[A-Z]|[a-z]+|\d| ?[^\w\s]|\s+|[\u4e00-\u9fff]+")
-    pieces = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    bpe.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(words, "isolated"), pieces])
-    bpe.decoder = decoders.ByteLevel()
-    specials = ["<unk>", "<s>", "</s>", "<pad>"]
-    bpe.train_from_iterator(
-        ("\n".join((q.stem, *q.options.values(), q.explanation or "")) for q in questions),
-        trainers.BpeTrainer(
-            vocab_size=vocab, special_tokens=specials, initial_alphabet=pieces.alphabet(), show_progress=False
-        ),
-    )
-    bpe.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
-    PreTrainedTokenizerFast(
-        tokenizer_object=bpe, bos_token="<s>", eos_token="</s>", unk_token="<unk>", pad_token="<pad>"
-    ).save_pretrained(model)
-
-
 def sample_questions(folder):
     """The shipped sample as a questions file."""
     from cmexam_tune import jsonl
@@ -294,14 +265,17 @@ def main():
     if options.job:
         measure(json.loads(options.job))
         return
-    from cmexam_tune import tiny
+    import vocabulary
+
+    from cmexam_tune import jsonl, tiny
+    from cmexam_tune.schema import Question
 
     with tempfile.TemporaryDirectory() as folder:
         model = tiny.build(
             "llama", Path(folder) / "model", hidden=options.hidden, layers=options.layers, vocab=options.vocab
         )
         questions = Path(options.questions) if options.questions else sample_questions(folder)
-        learn_tokenizer(model, questions, options.vocab)
+        vocabulary.learn(model, jsonl.read(questions, Question), options.vocab)
         job = {
             "questions": str(questions.resolve()), "model": str(model), "count": options.count, "micro": options.micro,
             "batch": options.batch, "packing": options.packing, "max_tokens": options.max_tokens,

@@ -257,7 +257,7 @@ def main():
     parser.add_argument("--packing", action="store_true", help="side c packs several questions into a row")
     parser.add_argument("--max-tokens", type=int, help="side c: most token slots of a micro-batch")
     parser.add_argument("--checkpointing", action="store_true", help="gradient checkpointing on all sides")
-    parser.add_argument("--steps-a", type=int, default=6, help="steps of side a, which are all alike; %(default)s")
+    parser.add_argument("--steps-a", type=int, default=8, help="steps of side a, which are all alike; %(default)s")
     parser.add_argument("--steps-b", type=int, default=10**9, help="steps of side b; default: all")
     parser.add_argument("--steps-c", type=int, default=10**9, help="steps of side c; default: all")
     parser.add_argument("--job", help=argparse.SUPPRESS)

@@ -111,16 +111,18 @@ class _HeadLoss(torch.autograd.Function):
         """Args: hidden [n, width], weight [vocabulary, width], bias [vocabulary] or None, targets [n]."""
         gradient = torch.empty_like(hidden)
         total = torch.zeros((), device=hidden.device)
+        # One buffer for all chunks: fresh memory of this size is mapped, and zeroed, anew every time.
+        shares = torch.empty(min(CHUNK, len(hidden)), len(weight), device=hidden.device)
         for start in range(0, len(hidden), CHUNK):
             part = slice(start, start + CHUNK)
             scores = functional.linear(hidden[part].to(weight.dtype), weight, bias).float()
             wanted = targets[part]
-            right, top = scores.gather(1, wanted[:, None]), scores.amax(1, keepdim=True)
-            scores.sub_(top).exp_()
-            norm = scores.sum(1, keepdim=True)
-            total += (norm.log() + top - right).sum()
+            right, top = scores.gather(1, wanted[:, None]), scores.amax(1)
+            softmax = torch.softmax(scores, 1, out=shares[: len(scores)])
+            # The largest share is exp(top) / norm and at least 1 / vocabulary: its logarithm loses nothing.
+            total += (top - softmax.amax(1).log() - right.squeeze(1)).sum()
             # (softmax - one-hot) @ weight, without another pass over the logits.
-            pulled = (scores.to(weight.dtype) @ weight).float() / norm - weight[wanted].float()
+            pulled = (softmax.to(weight.dtype) @ weight).float() - weight[wanted].float()
             gradient[part] = pulled.to(gradient.dtype)
         ctx.save_for_backward(gradient)
         return total

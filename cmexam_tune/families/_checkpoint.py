@@ -93,6 +93,16 @@ def read_config(model: ModelConfig) -> PreTrainedConfig:
         config: PreTrainedConfig = AutoConfig.from_pretrained(location(model), **_source(model))
     except LOADING as error:
         raise UserError(f"{model.model_name_or_path}: config.json cannot be used ({first_line(error)}).") from None
+    change(config, model)
+    return config
+
+
+def change(config: PreTrainedConfig, model: ModelConfig) -> None:
+    """Put the values of `model.config` into a config.
+
+    Raises:
+        ConfigError: a key that the config does not have.
+    """
     known = config.to_dict()
     for key, value in model.config.items():
         if key not in known:
@@ -100,7 +110,6 @@ def read_config(model: ModelConfig) -> PreTrainedConfig:
                 f"model.config.{key}: {model.model_name_or_path} has no such config key{suggest(key, known)}."
             )
         setattr(config, key, value)
-    return config
 
 
 def read_tokenizer(model: ModelConfig, folder: str | None = None) -> PreTrainedTokenizerBase:

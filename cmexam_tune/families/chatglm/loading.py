@@ -16,7 +16,6 @@ from cmexam_tune.families.chatglm.modeling_v1 import ChatGLMForCausalLM
 from cmexam_tune.families.chatglm.modeling_v2 import ChatGLM2ForCausalLM
 from cmexam_tune.families.chatglm.tokenization import ChatGLM2Tokenizer, ChatGLMTokenizer, SentencePieceTokenizer
 from cmexam_tune.tuning import ptuning
-from cmexam_tune.variants import suggest
 
 
 def load_model(folder: str | Path, prefix: str | Path | None = None, dtype: str = "auto") -> PreTrainedModel:
@@ -54,13 +53,7 @@ def read_model(model: ModelConfig) -> PreTrainedModel:
     # The raw file, because transformers replaces `_name_or_path` by the folder.
     raw = read_values(_checkpoint.location(model), revision=model.revision)
     config = configuration.from_values(raw, model.model_name_or_path)
-    known = config.to_dict()
-    for key, value in model.config.items():
-        if key not in known:
-            raise ConfigError(
-                f"model.config.{key}: {model.model_name_or_path} has no such config key{suggest(key, known)}."
-            )
-        setattr(config, key, value)
+    _checkpoint.change(config, model)
     cls = ChatGLMForCausalLM if isinstance(config, ChatGLMConfig) else ChatGLM2ForCausalLM
     if not config.quantization_bit and quantization.has_usual_files(_checkpoint.location(model), model.revision):
         return _checkpoint.read_weights(cls, model, config)

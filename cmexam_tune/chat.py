@@ -129,7 +129,7 @@ def main(argv: Sequence[str]) -> int | None:
     """Read the command line and talk until the input ends."""
     parser = cli.Parser("chat", "Ask a trained model questions in the terminal.", EPILOG)
     parser.add_argument("--run", required=True, metavar="DIR", help="a run folder of cmexam-tune train")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help=cli.OVERRIDES_HELP)
+    cli.add_overrides(parser)
     got = parser.parse_intermixed_args(list(argv))
     settings, loaded = load(got.run, got.overrides)
     cli.note("Ask; an empty line sends. /reset forgets the conversation, /exit ends it.")

@@ -34,6 +34,11 @@ def add_config(parser: argparse.ArgumentParser, required: bool = True) -> None:
     parser.add_argument(
         "--config", required=required, metavar="NAME_OR_PATH", help="a YAML file, or the name of a shipped recipe"
     )
+    add_overrides(parser)
+
+
+def add_overrides(parser: argparse.ArgumentParser) -> None:
+    """Add the `key=value` overrides."""
     parser.add_argument("overrides", nargs="*", metavar="key=value", help=OVERRIDES_HELP)
 
 

@@ -108,9 +108,26 @@ def load(name: str | Path, overrides: Sequence[str] = ()) -> Config:
     """
     path = find(name)
     values = read_yaml(path)
-    for override in overrides:
-        merge(values, _parse_override(override))
+    changes = [_parse_override(override) for override in overrides]
+    _check_trust(path, values, changes)
+    for change in changes:
+        merge(values, change)
     return from_dict(values, str(path))
+
+
+def _check_trust(path: Path, values: Mapping[str, Any], changes: Sequence[Mapping[str, Any]]) -> None:
+    """Import the modules that the command names; refuse a file that asks for a checkpoint's own code by itself."""
+    sections = [change[name] for change in changes for name in change if isinstance(change[name], Mapping)]
+    for name in [section.get(key) for section in sections for key in ("family", "method")]:
+        if isinstance(name, str) and "." in name:
+            variants.import_outside(name)
+    model = values.get("model")
+    asks = isinstance(model, Mapping) and model.get("trust_remote_code")
+    if asks and not any("trust_remote_code" in section for section in sections):
+        raise ConfigError(
+            f"{path}: model.trust_remote_code: a file cannot ask for the Python code of a checkpoint to be run. If you "
+            "trust its author, add model.trust_remote_code=true to the command."
+        )
 
 
 def read_yaml(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
@@ -221,11 +238,9 @@ def _assemble(ready: Mapping[str, Any], problems: Problems) -> Config | None:
 
 
 def _check_variant(folder: variants.Folder, name: str, key: str, problems: Problems) -> bool:
-    known = variants.names(folder)
-    if "." not in name and name not in known:
-        problems.add(key, f"{name!r} is unknown{variants.suggest(name, known)}; known: {', '.join(known)}")
-        return False
-    return True
+    if wrong := variants.problem(folder, name):
+        problems.add(key, wrong)
+    return wrong is None
 
 
 def _tuning(values: Mapping[str, Any], problems: Problems) -> TuningConfig | None:

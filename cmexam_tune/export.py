@@ -28,7 +28,13 @@ TOLERANCE = {"torch.float32": 1e-3, "torch.float16": 2e-2, "torch.bfloat16": 1e-
 
 
 def export(
-    run: str | Path, out: str | Path, *, merge: bool = False, format: Format | None = None, overwrite: bool = False
+    run: str | Path,
+    out: str | Path,
+    *,
+    merge: bool = False,
+    format: Format | None = None,
+    overwrite: bool = False,
+    overrides: Sequence[str] = (),
 ) -> Path:
     """Write the model of a run to the folder `out` and return it.
 
@@ -39,6 +45,7 @@ def export(
         format: `hf` (whole model), `peft` (adapter) or `chatglm` (prefix in the ChatGLM authors' format). Default:
             whole models as they are, adapters as adapters, with `merge` hf.
         overwrite: replace what lies at `out`.
+        overrides: changes to the run's config, for example a base model that has moved.
 
     Raises:
         UserError: a combination that cannot be, an output that exists, or an export that answers differently.
@@ -46,10 +53,10 @@ def export(
     from cmexam_tune import runs
 
     target = files.check_output(out, overwrite)
-    settings = runs.open_run(run).config
+    settings = runs.open_run(run, overrides).config
     chosen = _format(settings, merge, format)
     writer = {"hf": _whole, "peft": _adapter, "chatglm": _authors}[chosen]
-    _, loaded = runs.load(run)
+    _, loaded = runs.load(run, overrides)
     staged = target.with_name(f".{target.name}.part")
     shutil.rmtree(staged, ignore_errors=True)
     staged.mkdir(parents=True)
@@ -186,8 +193,10 @@ def main(argv: Sequence[str]) -> int | None:
     parser.add_argument("--merge", action="store_true", help="put a LoRA adapter into its base model")
     parser.add_argument("--format", choices=FORMATS, help="hf: whole model; peft: adapter; chatglm: authors' prefix")
     parser.add_argument("--overwrite", action="store_true", help="replace the folder if it exists")
-    got = parser.parse_args(list(argv))
-    cli.say(str(export(got.run, got.out, merge=got.merge, format=got.format, overwrite=got.overwrite)))
+    cli.add_overrides(parser)
+    got = parser.parse_intermixed_args(list(argv))
+    options = {"merge": got.merge, "format": got.format, "overwrite": got.overwrite, "overrides": got.overrides}
+    cli.say(str(export(got.run, got.out, **options)))
     return None
 
 

@@ -81,9 +81,12 @@ def open_run(folder: str | Path, overrides: Sequence[str] = ()) -> Run:
     path = Path(folder)
     if not (path / CONFIG).is_file():
         raise UserError(f"{path}: no run folder, it has no {CONFIG}. Run folders are written by `cmexam-tune train`.")
+    return Run(path, config.load((path / CONFIG).resolve(), overrides), _metrics(path))
+
+
+def _metrics(path: Path) -> dict[str, float]:
     values = path / METRICS
-    metrics = json.loads(values.read_text(encoding="utf-8")) if values.is_file() else {}
-    return Run(path, config.load((path / CONFIG).resolve(), overrides), metrics)
+    return json.loads(values.read_text(encoding="utf-8")) if values.is_file() else {}
 
 
 def prepare(settings: Config, overwrite: bool = False, resume: bool = False) -> Run:
@@ -116,7 +119,8 @@ def open_run_or_refuse(path: Path) -> Run:
     if not (path / CONFIG).is_file():
         raise UserError(f"out={path}: the folder is not empty and holds no run. Choose another out=...")
     try:
-        return open_run(path)
+        # Only compared with the config of the command, which has been asked for its consent to others' code.
+        return Run(path, config.from_dict(config.read_yaml(path / CONFIG), str(path / CONFIG)), _metrics(path))
     except ConfigError as error:
         raise UserError(f"out={path}: holds a run that cannot be read. Choose another out=...\n{error}") from None
 

@@ -129,7 +129,7 @@ def main(argv: Sequence[str]) -> int | None:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     parser.add_argument("--port", type=int, default=8000, help="port to listen on (default: 8000)")
     parser.add_argument("--name", help="the model's name in requests (default: the run folder's)")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help=cli.OVERRIDES_HELP)
+    cli.add_overrides(parser)
     got = parser.parse_intermixed_args(list(argv))
     settings, loaded = chat.load(got.run, got.overrides)
     app = application(settings, loaded, got.name or Path(got.run).resolve().name)

@@ -65,7 +65,7 @@ class ModelConfig:
     """Changes to the model's own config.json, for example `{hidden_dropout_prob: 0.4}`."""
     attn_implementation: str = "sdpa"
     trust_remote_code: bool = False
-    """Run Python code that lies in the checkpoint. Off unless you trust its author."""
+    """Run Python code that lies in the checkpoint, if you trust its author. Only the command line can set it."""
     revision: str | None = None
 
 

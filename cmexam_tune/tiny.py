@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cmexam_tune import cli, variants
+from cmexam_tune import cli
 from cmexam_tune.errors import UserError
 from cmexam_tune.files import check_output
 from cmexam_tune.variants import suggest
@@ -53,8 +53,9 @@ def build(family: str, out: str | Path, overwrite: bool = False, **sizes: int) -
     if folder.is_dir():
         shutil.rmtree(folder)
     if family.startswith("chatglm"):
-        builder: Any = variants.load("families", "cmexam_tune.families.chatglm.tiny")
-        builder.build(folder, texts(), version=2 if family == "chatglm2" else 1, **sizes)
+        from cmexam_tune.families.chatglm import tiny as chatglm
+
+        chatglm.build(folder, texts(), version=2 if family == "chatglm2" else 1, **sizes)
     else:
         (_llama if family == "llama" else _bert)(folder, **sizes)
     return folder

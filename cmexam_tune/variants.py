@@ -1,8 +1,13 @@
-"""Variants found by file name: `families/llama.py` is `model.family: llama`. A dotted name is imported as it is."""
+"""Variants found by file name: `families/llama.py` is `model.family: llama`.
+
+A dotted name is a module from elsewhere. Its code runs only if the user has asked for it, in the command or by
+importing it: a config file, which may be a stranger's, cannot make it run.
+"""
 
 import difflib
 import importlib
 import pkgutil
+import sys
 from collections.abc import Iterable
 from types import ModuleType
 from typing import Literal
@@ -18,24 +23,43 @@ def names(folder: Folder) -> tuple[str, ...]:
     return tuple(sorted(m.name for m in pkgutil.iter_modules(package.__path__) if not m.name.startswith("_")))
 
 
+def problem(folder: Folder, name: str) -> str | None:
+    """Say why the variant `name` cannot be loaded, or return None."""
+    if "." in name:
+        if name in sys.modules:
+            return None
+        return (
+            f"{name!r} is a module from outside cmexam_tune, and a file cannot make it run. If you trust it, repeat "
+            "the setting on the command line, or import the module before"
+        )
+    if name in names(folder):
+        return None
+    return f"{name!r} is unknown{suggest(name, names(folder))}; known: {', '.join(names(folder))}"
+
+
 def load(folder: Folder, name: str) -> ModuleType:
-    """Import the variant `name` of a folder.
+    """Import the variant `name` of a folder, or return the module `name` if it has been imported.
 
     Raises:
         ConfigError: there is no such variant; the message suggests the nearest name.
     """
-    if "." in name:
-        try:
-            return importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            if error.name is not None and not name.startswith(error.name):
-                raise
-            raise ConfigError(f"{folder}: no module {name!r} can be imported. Is its folder on PYTHONPATH?") from None
-    if name not in names(folder):
-        raise ConfigError(
-            f"{folder}: {name!r} is unknown{suggest(name, names(folder))}; known: {', '.join(names(folder))}."
-        )
-    return importlib.import_module(f"cmexam_tune.{folder}.{name}")
+    if wrong := problem(folder, name):
+        raise ConfigError(f"{folder}: {wrong}.")
+    return importlib.import_module(name if "." in name else f"cmexam_tune.{folder}.{name}")
+
+
+def import_outside(name: str) -> None:
+    """Import a module that the user's own command names.
+
+    Raises:
+        ConfigError: there is no such module.
+    """
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and not name.startswith(error.name):
+            raise
+        raise ConfigError(f"no module {name!r} can be imported. Is its folder on PYTHONPATH?") from None
 
 
 def suggest(word: str, known: Iterable[str]) -> str:

@@ -81,7 +81,14 @@ LAUNCHES = {
 @pytest.mark.parametrize("name", LAUNCHES)
 def test_two_processes_learn_what_one_learns(folder: Path, alone: runs.Run, name: str) -> None:
     launcher, overrides = LAUNCHES[name]
-    run = launch(launcher(), folder / "alone.yaml", folder / name, *overrides)
+    recipe = folder / "alone.yaml"
+    if name == "torchrun-zero2" and not torch.accelerator.is_available():
+        # DeepSpeed finds by itself that there is no card; nobody has to set use_cpu.
+        text = recipe.read_text(encoding="utf-8")
+        recipe = folder / "nothing_said.yaml"
+        assert text.count("  use_cpu: true\n") == 1
+        recipe.write_text(text.replace("  use_cpu: true\n", ""), encoding="utf-8")
+    run = launch(launcher(), recipe, folder / name, *overrides)
     assert losses(run) == pytest.approx(losses(alone), rel=1e-5)
     assert weights(run).keys() == weights(alone).keys()
     for key, value in weights(alone).items():

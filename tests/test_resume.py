@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,6 +16,9 @@ import train_helpers
 from cmexam_tune import config, tiny
 
 pytest.importorskip("torch")
+
+from cmexam_tune.training import checkpoints
+
 HERE = Path(__file__).parent
 
 
@@ -60,7 +64,9 @@ SETTINGS = {
             "tuning": {"method": "ptuning", "num_virtual_tokens": 4, "prefix_dropout": 0.1},
         },
     ),
+    "ddp": (2, {}),
     "zero2": (2, {"training__deepspeed": "zero2"}),
+    "zero3": (2, {"training__deepspeed": "zero3"}),
 }
 
 
@@ -93,27 +99,49 @@ def test_killed_at_random_moments(folder: Path, name: str) -> None:
     kill_and_compare(folder, name, kills=2)
 
 
-def test_killed_zero2(folder: Path) -> None:
-    kill_and_compare(folder, "zero2", kills=2)
+@pytest.mark.parametrize("name", ["zero2", "zero3"])
+def test_two_processes_killed_at_random_moments(folder: Path, name: str) -> None:
+    kill_and_compare(folder, name, kills=2)
 
 
-def test_sigterm_exits_130_after_a_checkpoint_and_the_same_command_goes_on(folder: Path) -> None:
-    path = experiment(folder, "term", training__num_train_epochs=12)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent)}
-    command = [sys.executable, "-m", "cmexam_tune.train", "--config", str(path), f"out={folder / 'term'}"]
-    with (folder / "term.log").open("w") as log:
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-        while not list((folder / "term").glob("checkpoint-*")):
-            assert process.poll() is None, (folder / "term.log").read_text()
+TORCHRUN = [str(Path(sys.executable).parent / "torchrun"), "--nproc_per_node", "2", "--master_port"]
+
+
+@pytest.mark.parametrize(
+    ("name", "launcher", "changes"),
+    [("term", [sys.executable], {}), ("term2", TORCHRUN, {"training__deepspeed": "zero2"})],
+)
+def test_sigterm_saves_a_checkpoint_and_the_same_command_goes_on(
+    folder: Path, name: str, launcher: list[str], changes: dict[str, Any]
+) -> None:
+    """One process exits with 130; torchrun hands the signal to its processes and reports it in a way of its own."""
+    path = experiment(folder, name, training__num_train_epochs=12, training__save_steps=5, **changes)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "PYTHONPATH": str(HERE.parent)}
+    out, log = folder / name, folder / f"{name}.log"
+
+    def command(out: Path) -> list[str]:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = [str(probe.getsockname()[1])] if launcher is TORCHRUN else []
+        return [*launcher, *port, "-m", "cmexam_tune.train", "--config", str(path), f"out={out}"]
+
+    with log.open("w") as handle:
+        process = subprocess.Popen(command(out), env=environment, stdout=handle, stderr=handle)
+        while not checkpoints.found(out):
+            assert process.poll() is None, log.read_text()
             time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=120) == 130
-    assert "a checkpoint was saved" in (folder / "term.log").read_text()
-    assert not (folder / "term" / "adapter").exists()
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+        code = process.wait(timeout=120)
+    assert code == 130 if launcher is not TORCHRUN else code != 0
+    assert "a checkpoint was saved" in log.read_text()
+    assert not (out / "adapter").exists()
+    stopped = checkpoints.step_of(checkpoints.found(out)[0])
+    done = subprocess.run(command(out), env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "resuming from" in done.stderr
-    assert (folder / "term" / "adapter" / "adapter_model.safetensors").stat().st_size > 0
+    assert f"resuming from {out}/checkpoint-{stopped}" in done.stderr
+    whole = subprocess.run(command(folder / f"{name}_whole"), env=environment, timeout=300, check=False)
+    assert whole.returncode == 0
+    assert adapter(out) == adapter(folder / f"{name}_whole")
 
 
 @pytest.mark.slow

@@ -7,12 +7,13 @@ import multiprocessing
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from cmexam_tune import jsonl
 from cmexam_tune.config import Config
-from cmexam_tune.errors import DataError
+from cmexam_tune.errors import DataError, UserError
 from cmexam_tune.families import Family, Loaded
 from cmexam_tune.features import Encoded, Truncation
 from cmexam_tune.schema import Question
@@ -40,18 +41,19 @@ def tokenizer_hash(tokenizer: Any) -> str:
     return digest.hexdigest()
 
 
-def code_hash() -> str:
-    """Return a checksum of the code that turns questions into tokens."""
+def code_hash(family: Family) -> str:
+    """Return a checksum of the code that may take part in turning questions into tokens, a family of yours included."""
     package = Path(__file__).resolve().parent.parent
-    sources = [package / "features.py", *package.glob("prompts*.py"), *package.glob("wrappers*.py")]
-    sources += [*(package / "families").rglob("*.py")]
+    sources = {*package.rglob("*.py"), Path(getattr(family, "__file__", __file__)).resolve()}
     digest = hashlib.sha256()
     for path in sorted(sources):
         digest.update(path.name.encode() + path.read_bytes())
+    for library in ("transformers", "tokenizers", "sentencepiece"):
+        digest.update(metadata.version(library).encode())
     return digest.hexdigest()
 
 
-def cache_key(config: Config, loaded: Loaded, questions: Sequence[Question]) -> str:
+def cache_key(config: Config, family: Family, loaded: Loaded, questions: Sequence[Question]) -> str:
     """Return the key: tokenizer, prompt (style, template, limits), family, head, model config, questions and code."""
     digest = hashlib.sha256()
     parts = [
@@ -60,7 +62,7 @@ def cache_key(config: Config, loaded: Loaded, questions: Sequence[Question]) -> 
         config.model.family,
         str(config.model.head),
         json.dumps(loaded.model.config.to_dict(), sort_keys=True, default=str),
-        code_hash(),
+        code_hash(family),
     ]
     for part in (*parts, *map(jsonl.dumps, questions)):
         digest.update(part.encode() + b"\0")
@@ -73,7 +75,7 @@ def encode(config: Config, family: Family, loaded: Loaded, questions: Sequence[Q
     Raises:
         DataError: no question could be encoded; the message says why.
     """
-    path = cache / f"{cache_key(config, loaded, questions)[:32]}.jsonl"
+    path = cache / f"{cache_key(config, family, loaded, questions)[:32]}.jsonl"
     encoded = _read(path) if path.exists() else None
     if encoded is None:
         encoded = whole(config, family, loaded, questions)
@@ -104,7 +106,7 @@ def _read(path: Path) -> Encoded | None:
     """Return what the cache holds, or None for a file that was damaged."""
     try:
         rows: list[Mapping[str, Any]] = [value for _, value in jsonl.read_objects(path)]
-    except DataError:
+    except UserError:
         return None
     facts = rows.pop().get("truncation")
     if facts is None:

@@ -15,3 +15,9 @@ class DataError(UserError):
 
 class TrainingStopped(RuntimeError):
     """A run that cannot go on (loss 0 or NaN, no labels, ...). Exit status 1: the checkpoint before it is kept."""
+
+
+def first_line(error: BaseException) -> str:
+    """Return what an exception of a library says, in one short line."""
+    text = str(error).strip().splitlines() or [type(error).__name__]
+    return text[0][:300]

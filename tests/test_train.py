@@ -159,6 +159,11 @@ def recipe_file(folder: Path, tmp_path: Path) -> str:
         (["training.early_stopping_patience=2"], "needs training.eval_strategy"),
         (["training.load_best_model_at_end=true"], "save and eval strategy to match"),
         (["prompt.max_target_length=1"], "none of 20 questions"),
+        (["training.report_to=nonsense"], "training: nonsense is not supported"),
+        (["training.report_to=clearml"], "pip install clearml"),
+        (["training.optim=adamw_bnb_8bit"], "pip install -U bitsandbytes"),
+        (["training.fsdp=full_shard"], "training: Using fsdp only works in distributed"),
+        (["training.use_liger_kernel=true"], "pip install liger-kernel"),
     ],
 )
 def test_bad_settings_are_refused(recipe_file: str, tmp_path: Path, overrides: list[str], words: str) -> None:
@@ -308,6 +313,18 @@ def test_validation_loss_does_not_disturb_training(folder: Path) -> None:
     )
     assert losses(quiet) == losses(watched)
     assert len({entry["eval_loss"] for entry in watched.log if "eval_loss" in entry}) == 4
+
+
+@pytest.mark.slow
+def test_compiled_training_learns_the_same(folder: Path) -> None:
+    """torch.compile takes a minute or two, the hook at the output layer included."""
+    runs_of = [
+        train(train_helpers.recipe(folder, out=str(folder / f"compile_{on}"), training__torch_compile=on,
+                                   training__max_steps=4, tuning__lora_dropout=0.0))
+        for on in (False, True)
+    ]  # fmt: skip
+    plain, compiled = ([entry["loss"] for entry in run.log if "loss" in entry] for run in runs_of)
+    assert compiled == pytest.approx(plain, rel=1e-4) and len(plain) == 4
 
 
 def test_more_processes_than_questions_is_refused(folder: Path) -> None:

@@ -21,7 +21,7 @@ from transformers import (
 from transformers.utils import logging
 
 from cmexam_tune.config import ModelConfig
-from cmexam_tune.errors import ConfigError, UserError
+from cmexam_tune.errors import ConfigError, UserError, first_line
 from cmexam_tune.variants import suggest
 
 if not torch.accelerator.is_available():
@@ -178,12 +178,6 @@ def location(model: ModelConfig) -> str:
     """Return the folder of the checkpoint, or its hub name."""
     path = Path(model.model_name_or_path).expanduser()
     return str(path) if path.is_dir() else model.model_name_or_path
-
-
-def first_line(error: BaseException) -> str:
-    """Return what an exception says, in one short line."""
-    text = str(error).strip().splitlines() or [type(error).__name__]
-    return text[0][:300]
 
 
 def _source(model: ModelConfig) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from cmexam_tune import prompts
 from cmexam_tune.config import Config, ModelConfig, PromptConfig
-from cmexam_tune.errors import ConfigError, UserError
+from cmexam_tune.errors import ConfigError, UserError, first_line
 from cmexam_tune.families import Loaded, _causal, _checkpoint, _decode
 from cmexam_tune.features import Encoded, Ids
 from cmexam_tune.schema import Prediction, Question
@@ -73,7 +73,7 @@ def merge_adapter(
     except (*_checkpoint.LOADING, AttributeError) as error:
         raise UserError(
             f"model.adapter_name_or_path={folder}: cannot be merged into {model.model_name_or_path} "
-            f"({_checkpoint.first_line(error)})."
+            f"({first_line(error)})."
         ) from None
     return merged, tokenizer
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from transformers import TrainingArguments
+from transformers.utils.import_utils import is_liger_kernel_available
 
 from cmexam_tune import cli
 from cmexam_tune.config import Config
@@ -68,6 +69,8 @@ def build(config: Config, out: Path) -> TrainingArguments:
             # Without it every process would take the same first device for its own.
             given.setdefault("use_cpu", True)
         _single_process_environment()
+    if given.get("use_liger_kernel") and not is_liger_kernel_available():
+        raise ConfigError("training.use_liger_kernel: Liger is not installed: pip install liger-kernel")
     try:
         arguments = TrainingArguments(output_dir=str(out), **given)
     except (ValueError, TypeError) as error:

@@ -3,13 +3,13 @@
 import math
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from transformers import EarlyStoppingCallback, PrinterCallback, ProgressCallback, TrainingArguments, set_seed
 
 from cmexam_tune import cli, runs
 from cmexam_tune.config import Config
-from cmexam_tune.errors import ConfigError
+from cmexam_tune.errors import ConfigError, first_line
 from cmexam_tune.families import Family, Loaded
 from cmexam_tune.schema import Question
 from cmexam_tune.training import arguments as arguments_of
@@ -130,7 +130,12 @@ def _announce(config: Config, args: TrainingArguments, model: Any, data: Data) -
 
 def _trainer(run: runs.Run, args: TrainingArguments, model: tuple[Family, Loaded], data: Data) -> ExamTrainer:
     family, loaded = model
-    trainer = ExamTrainer(run.config, family, loaded, args, data, eval_dataset=data.validation)
+    try:
+        trainer = ExamTrainer(run.config, family, loaded, args, data, eval_dataset=data.validation)
+        trainer.get_optimizer_cls_and_kwargs(args, cast(Any, loaded.model))
+    except (ImportError, RuntimeError, ValueError) as error:
+        # What `report_to`, `optim` or `fsdp` ask for is not installed or does not exist.
+        raise ConfigError(f"training: {first_line(error)}") from None
     trainer.remove_callback(ProgressCallback)
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(callbacks.JsonlLog(run.path / runs.LOG))

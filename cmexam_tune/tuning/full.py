@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cmexam_tune.errors import UserError
+from cmexam_tune.errors import UserError, first_line
 from cmexam_tune.families import Family
 
 if TYPE_CHECKING:
@@ -47,4 +47,4 @@ def load(model: "PreTrainedModel", folder: Path) -> None:
             raise ValueError(f"{len(info['missing_keys'])} weights are missing")
         model.load_state_dict(stored.state_dict())
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise UserError(f"{folder}: holds no weights for this model ({str(error).splitlines()[0]}).") from None
+        raise UserError(f"{folder}: holds no weights for this model ({first_line(error)}).") from None

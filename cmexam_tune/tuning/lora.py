@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from cmexam_tune.errors import UserError
+from cmexam_tune.errors import UserError, first_line
 from cmexam_tune.families import Family
 
 if TYPE_CHECKING:
@@ -95,4 +95,4 @@ def load(model: "PreTrainedModel", folder: Path) -> None:
             raise ValueError(f"{len(odd)} tensors differ in name, the first is {odd[0]}")
         set_peft_model_state_dict(model, weights)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise UserError(f"{folder}: holds no LoRA adapter for this model ({str(error).splitlines()[0]}).") from None
+        raise UserError(f"{folder}: holds no LoRA adapter for this model ({first_line(error)}).") from None

@@ -12,7 +12,7 @@ from typing import Any
 from transformers import PreTrainedConfig
 from transformers.utils.hub import cached_file
 
-from cmexam_tune.errors import UserError
+from cmexam_tune.errors import UserError, first_line
 
 
 class ChatGLMConfig(PreTrainedConfig):
@@ -149,7 +149,7 @@ def find_file(folder: str | Path, file: str, revision: str | None = None) -> Pat
     try:
         found = cached_file(str(folder), file, revision=revision, _raise_exceptions_for_missing_entries=False)
     except (OSError, ValueError) as error:
-        raise UserError(f"{folder}: neither a folder nor a model of the hub ({str(error).splitlines()[0]}).") from None
+        raise UserError(f"{folder}: neither a folder nor a model of the hub ({first_line(error)}).") from None
     return None if found is None else Path(found)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from cmexam_tune.config import ModelConfig
-from cmexam_tune.errors import ConfigError, UserError
+from cmexam_tune.errors import ConfigError, UserError, first_line
 from cmexam_tune.families import _checkpoint
 from cmexam_tune.families.chatglm import configuration, quantization
 from cmexam_tune.families.chatglm.configuration import ChatGLM2Config, ChatGLMConfig, find_file, read_values
@@ -104,7 +104,7 @@ def load_tokenizer(
         return ChatGLM2Tokenizer(str(path), glm_version=version, encode_special_tokens=encode_special)
     except (RuntimeError, OSError) as error:
         raise UserError(
-            f"{path}: not a sentencepiece model ({_checkpoint.first_line(error)}). GLM-4's tokenizer is another "
+            f"{path}: not a sentencepiece model ({first_line(error)}). GLM-4's tokenizer is another "
             "kind: use its '-hf' checkpoint, which transformers reads."
         ) from None
 

@@ -1,7 +1,7 @@
-"""Trains in forked processes that can be killed at any moment; imports are paid for once.
+"""Runs a command in forked processes that can be killed at any moment; imports are paid for once.
 
-Called as `python resume_driver.py '{"config": PATH, "out": PATH, "processes": 1, "kills": 5, "seed": 0}'`; prints a
-JSON object with how often training was killed, the steps at which it went on, and the seconds of the last start.
+Called as `python resume_driver.py '{"command": [WORD, ...], "log": PATH, "processes": 1, "kills": 5, "seed": 0}'`;
+prints a JSON object with how often it was killed, its last exit codes and the seconds of the last start.
 """
 
 import json
@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 
-from cmexam_tune import config, train
-from cmexam_tune.training import checkpoints, loop
+from cmexam_tune import predict, train
+from cmexam_tune.families import chatglm, llama
+from cmexam_tune.training import loop
 
 torch.set_num_threads(1)
 
@@ -40,11 +41,11 @@ def start(job: dict[str, Any]) -> list[int]:
             )  # fmt: skip
         status = 1
         try:
-            with Path(job["out"] + f".{rank}.log").open("a") as log:
+            with Path(job["log"] + f".{rank}").open("a") as log:
                 os.dup2(log.fileno(), 1)
                 os.dup2(log.fileno(), 2)
-            train.train(config.load(job["config"], [f"out={job['out']}"]))
-            status = 0
+            program, *words = job["command"]
+            status = {"train": train, "predict": predict}[program].main(words) or 0
         except KeyboardInterrupt:
             status = 130
         finally:
@@ -71,21 +72,18 @@ def kill_after(children: list[int], seconds: float) -> bool:
 
 def main(job: dict[str, Any]) -> None:
     rng = random.Random(job.get("seed", 0))
-    resumed: list[int] = []
     kills = 0
     while kills < job["kills"]:
         children = start(job)
         if not kill_after(children, rng.uniform(*job["window"])):
             break
         kills += 1
-        newest = checkpoints.found(Path(job["out"]))
-        resumed.append(checkpoints.step_of(newest[0]) if newest else 0)
     started = time.monotonic()
     codes = wait(start(job))
     seconds = time.monotonic() - started
-    print(json.dumps({"kills": kills, "resumed": resumed, "codes": codes, "seconds": seconds}))
+    print(json.dumps({"kills": kills, "codes": codes, "seconds": seconds}))
 
 
 if __name__ == "__main__":
-    assert loop is not None
+    assert loop and llama and chatglm, "imported before the fork"
     main(json.loads(sys.argv[1]))

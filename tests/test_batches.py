@@ -160,6 +160,27 @@ def test_label_only_logits_and_packing_keep_loss_and_gradients(folder: Path, nam
     assert model(**batch).logits.shape[1] == batch["input_ids"].shape[1], "without the hook all logits come back"
 
 
+def test_flash_attention_gets_one_row_without_padding(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers runs its kernel for different lengths on a batch of one row only; several it would let mix."""
+    _, family, loaded, rows = prepared(folder, "llama", "lora")
+    model: Any = loaded.model
+    select = logits.LabelLogits(model)
+
+    def loss(batch: dict[str, Any]) -> float:
+        return float(select.loss(model, batch, batch.pop("labels")).detach())
+
+    for groups in ([[row] for row in rows], [rows[:4], rows[4:]]):
+        plain = family.collate(loaded, groups)
+        with monkeypatch.context() as patch:
+            patch.setattr(model.config, "_attn_implementation_internal", "flash_attention_2")
+            flat = family.collate(loaded, groups)
+        assert flat["input_ids"].shape == (1, sum(map(length, rows)))
+        starts = (flat["position_ids"][0] == 0).nonzero()[:, 0].tolist()
+        assert starts == [sum(map(length, rows[:i])) for i in range(len(rows))]
+        assert "attention_mask" not in flat
+        assert loss(flat) == pytest.approx(loss(plain), rel=1e-5)
+
+
 def test_length_of_rows() -> None:
     assert length({"input_ids": [1, 2, 3]}) == 3
     assert length({"input_ids": [[1, 2], [1, 2, 3, 4]]}) == 4

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,7 @@ def drive(job: dict[str, Any]) -> dict[str, Any]:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, cwd=HERE.parent)
     assert done.returncode == 0, done.stderr[-3000:]
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    log = Path(job["out"] + ".0.log")
-    assert set(result["codes"]) == {0}, log.read_text()[-3000:]
+    assert set(result["codes"]) == {0}, Path(job["log"] + ".0").read_text()[-3000:]
     return result
 
 
@@ -75,23 +75,37 @@ def losses(out: Path) -> list[tuple[int, float]]:
     return [(entry["step"], entry["loss"]) for entry in entries if "loss" in entry]
 
 
+def killed(job: dict[str, Any], command: Callable[[Path], list[str]], out: Path, kills: int) -> tuple[Path, list[Path]]:
+    """Run `command(whole)` undisturbed, and others killed at random moments until there were `kills` kills in all."""
+
+    def run(name: str, **more: Any) -> tuple[Path, dict[str, Any]]:
+        place = out.with_name(f"{out.name}_{kills}_{name}")
+        return place, drive({**job, "command": command(place), "log": f"{place}.log", "kills": 0, **more})
+
+    whole, result = run("whole")
+    window = [0.05 * result["seconds"], 0.8 * result["seconds"]]
+    broken: list[Path] = []
+    done = 0
+    while done < kills:
+        assert len(broken) < 3 * kills, f"{done} kills in {len(broken)} runs of {result['seconds']} s"
+        seed = 100 * kills + len(broken)
+        place, result = run(f"broken{len(broken)}", kills=kills - done, seed=seed, window=window)
+        broken.append(place)
+        done += result["kills"]
+    return whole, broken
+
+
 def kill_and_compare(folder: Path, name: str, kills: int) -> None:
-    """Kill runs at random moments of the time that an unbroken one takes until there were `kills` kills in all."""
     processes, changes = SETTINGS[name]
     path = experiment(folder, name, **changes)
-    job = {"config": str(path), "processes": processes}
-    whole = folder / f"{name}_{kills}_whole"
-    seconds = drive({**job, "out": str(whole), "kills": 0})["seconds"]
-    done = turn = 0
-    while done < kills:
-        turn += 1
-        broken = folder / f"{name}_{kills}_broken{turn}"
-        window = [0.05 * seconds, 0.8 * seconds]
-        result = drive({**job, "out": str(broken), "kills": kills - done, "seed": 100 * kills + turn, "window": window})
-        done += result["kills"]
-        assert turn <= 3 * kills, f"{done} kills in {turn} runs of {seconds} s"
-        assert adapter(broken) == adapter(whole), result
-        assert losses(broken) == losses(whole)
+
+    def command(out: Path) -> list[str]:
+        return ["train", "--config", str(path), f"out={out}"]
+
+    whole, broken = killed({"processes": processes}, command, folder / name, kills)
+    for out in broken:
+        assert adapter(out) == adapter(whole)
+        assert losses(out) == losses(whole)
 
 
 @pytest.mark.parametrize("name", ["plain", "packed", "ptuning", "chatglm"])
@@ -142,6 +156,23 @@ def test_sigterm_saves_a_checkpoint_and_the_same_command_goes_on(
     whole = subprocess.run(command(folder / f"{name}_whole"), env=environment, timeout=300, check=False)
     assert whole.returncode == 0
     assert adapter(out) == adapter(folder / f"{name}_whole")
+
+
+@pytest.mark.slow
+def test_prediction_killed_at_twenty_random_moments(folder: Path) -> None:
+    """`test_predict.py` has the quick one."""
+    path = experiment(folder, "predict", generation__batch_size=2)
+
+    def command(out: Path) -> list[str]:
+        return ["predict", "--config", str(path), "--questions", str(folder / "train.jsonl"), "--out", f"{out}.jsonl"]
+
+    whole, broken = killed({"processes": 1}, command, folder / "predictions", kills=20)
+    expected = sorted(Path(f"{whole}.jsonl").read_text().splitlines())
+    assert len(expected) == 20
+    for out in broken:
+        assert sorted(Path(f"{out}.jsonl").read_text().splitlines()) == expected, (
+            "a question is lost, doubled or changed"
+        )
 
 
 @pytest.mark.slow

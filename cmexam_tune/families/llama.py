@@ -8,6 +8,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
+from transformers.utils.generic import is_flash_attention_requested
 
 from cmexam_tune import prompts
 from cmexam_tune.config import Config, ModelConfig, PromptConfig
@@ -111,7 +112,12 @@ def collate(loaded: Loaded, groups: Sequence[Sequence[Mapping[str, Any]]]) -> di
 
     Without `attention_mask`: padding is on the right, where causal attention never looks, and carries no label. With a
     mask transformers leaves the fast causal kernels and repeats the key and value heads.
+
+    For FlashAttention everything becomes one row [1, tokens] without padding: transformers then finds the questions by
+    their `position_ids` and runs the kernel for rows of different lengths. In several rows it would not look for them.
     """
+    if is_flash_attention_requested(loaded.model.config):
+        groups = [[row for group in groups for row in group]]
     batch = _causal.collate(loaded, groups)
     batch.pop("attention_mask", None)
     return batch

@@ -113,9 +113,8 @@ def test_killed_at_random_moments(folder: Path, name: str) -> None:
     kill_and_compare(folder, name, kills=2)
 
 
-@pytest.mark.parametrize("name", ["zero2", "zero3"])
-def test_two_processes_killed_at_random_moments(folder: Path, name: str) -> None:
-    kill_and_compare(folder, name, kills=2)
+def test_killed_zero2(folder: Path) -> None:
+    kill_and_compare(folder, "zero2", kills=2)
 
 
 TORCHRUN = [str(Path(sys.executable).parent / "torchrun"), "--nproc_per_node", "2", "--master_port"]
@@ -129,7 +128,7 @@ def test_sigterm_saves_a_checkpoint_and_the_same_command_goes_on(
     folder: Path, name: str, launcher: list[str], changes: dict[str, Any]
 ) -> None:
     """One process exits with 130; torchrun hands the signal to its processes and reports it in a way of its own."""
-    path = experiment(folder, name, training__num_train_epochs=12, training__save_steps=5, **changes)
+    path = experiment(folder, name, training__num_train_epochs=6, training__save_steps=5, **changes)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "PYTHONPATH": str(HERE.parent)}
     out, log = folder / name, folder / f"{name}.log"
 

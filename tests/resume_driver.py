@@ -8,13 +8,13 @@ import json
 import os
 import random
 import signal
-import socket
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
+import train_helpers
 
 from cmexam_tune import predict, train
 from cmexam_tune.families import chatglm, llama
@@ -25,9 +25,7 @@ torch.set_num_threads(1)
 
 def start(job: dict[str, Any]) -> list[int]:
     """Fork one process for each rank."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = str(train_helpers.free_port())
     children = []
     for rank in range(job["processes"]):
         pid = os.fork()
@@ -37,7 +35,7 @@ def start(job: dict[str, Any]) -> list[int]:
         if job["processes"] > 1:
             os.environ.update(
                 RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(job["processes"]), MASTER_ADDR="127.0.0.1",
-                MASTER_PORT=str(port),
+                MASTER_PORT=port,
             )  # fmt: skip
         status = 1
         try:

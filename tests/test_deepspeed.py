@@ -1,9 +1,7 @@
 """The same command under python, torchrun and deepspeed, ZeRO-2 and ZeRO-3 on two processes: the loss of one."""
 
 import json
-import os
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -20,26 +18,13 @@ from safetensors.torch import load_file  # noqa: E402
 from cmexam_tune import config, runs  # noqa: E402
 from cmexam_tune.train import train  # noqa: E402
 
-ROOT = Path(__file__).resolve().parent.parent
-BIN = Path(sys.executable).parent
-
 
 def launch(launcher: list[str], recipe: Path, out: Path, *overrides: str) -> runs.Run:
-    environment = {
-        **os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT),
-        "PATH": f"{BIN}:{os.environ['PATH']}",
-    }  # fmt: skip
     command = [*launcher, "--config", str(recipe), f"out={out}", *overrides]
+    environment = train_helpers.ENVIRONMENT
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400, cwd=out.parent)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
     return runs.open_run(out)
-
-
-def torchrun() -> list[str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    return [str(BIN / "torchrun"), "--nproc_per_node", "2", "--master_port", str(port), "-m", "cmexam_tune.train"]
 
 
 def losses(run: runs.Run) -> list[float]:
@@ -60,7 +45,12 @@ def experiment(folder: Path, name: str, **changes: Any) -> Path:
     settings = train_helpers.recipe(
         folder, training__save_steps=100, training__global_batch_size=7, tuning__lora_dropout=0.0, **changes
     )
-    path.write_text(config.dump(settings), encoding="utf-8")
+    text = config.dump(settings)
+    assert text.count("  use_cpu: true\n") == 1
+    if not torch.accelerator.is_available():
+        # Every launcher must find by itself that there is no card; nobody has to say so.
+        text = text.replace("  use_cpu: true\n", "")
+    path.write_text(text, encoding="utf-8")
     return path
 
 
@@ -71,9 +61,9 @@ def alone(folder: Path) -> runs.Run:
 
 
 LAUNCHES = {
-    "torchrun": (torchrun, []),
-    "torchrun-zero2": (torchrun, ["training.deepspeed=zero2"]),
-    "torchrun-zero3": (torchrun, ["training.deepspeed=zero3"]),
+    "torchrun": (train_helpers.torchrun, []),
+    "torchrun-zero2": (train_helpers.torchrun, ["training.deepspeed=zero2"]),
+    "torchrun-zero3": (train_helpers.torchrun, ["training.deepspeed=zero3"]),
     "python-zero2": (lambda: [sys.executable, "-m", "cmexam_tune.train"], ["training.deepspeed=zero2"]),
 }
 
@@ -81,14 +71,7 @@ LAUNCHES = {
 @pytest.mark.parametrize("name", LAUNCHES)
 def test_two_processes_learn_what_one_learns(folder: Path, alone: runs.Run, name: str) -> None:
     launcher, overrides = LAUNCHES[name]
-    recipe = folder / "alone.yaml"
-    if name == "torchrun-zero2" and not torch.accelerator.is_available():
-        # DeepSpeed finds by itself that there is no card; nobody has to set use_cpu.
-        text = recipe.read_text(encoding="utf-8")
-        recipe = folder / "nothing_said.yaml"
-        assert text.count("  use_cpu: true\n") == 1
-        recipe.write_text(text.replace("  use_cpu: true\n", ""), encoding="utf-8")
-    run = launch(launcher(), recipe, folder / name, *overrides)
+    run = launch(launcher(), folder / "alone.yaml", folder / name, *overrides)
     assert losses(run) == pytest.approx(losses(alone), rel=1e-5)
     assert weights(run).keys() == weights(alone).keys()
     for key, value in weights(alone).items():
@@ -98,10 +81,8 @@ def test_two_processes_learn_what_one_learns(folder: Path, alone: runs.Run, name
 
 @pytest.mark.skipif(shutil.which("numactl") is None, reason="the deepspeed launcher wants numactl on a CPU")
 def test_deepspeed_launcher(folder: Path, alone: runs.Run) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    launcher = [str(BIN / "deepspeed"), "--num_gpus", "2", "--master_port", str(port), "--module", "cmexam_tune.train"]
+    words = f"--num_gpus 2 --master_port {train_helpers.free_port()} --module cmexam_tune.train"
+    launcher = [str(train_helpers.BIN / "deepspeed"), *words.split()]
     run = launch(launcher, folder / "alone.yaml", folder / "launcher", "training.deepspeed=zero2")
     assert losses(run) == pytest.approx(losses(alone), rel=1e-5)
 
@@ -113,7 +94,7 @@ def test_ptuning_under_zero3(folder: Path) -> None:
         config.dump(train_helpers.recipe(folder, training__save_steps=100, **changes)), encoding="utf-8"
     )  # fmt: skip
     one = train(path, [f"out={folder / 'prefix_one'}"])
-    two = launch(torchrun(), path, folder / "prefix_two", "training.deepspeed=zero3")
+    two = launch(train_helpers.torchrun(), path, folder / "prefix_two", "training.deepspeed=zero3")
     assert losses(two) == pytest.approx(losses(one), rel=1e-5)
     for key, value in weights(one).items():
         assert torch.allclose(weights(two)[key], value, atol=1e-5), key

@@ -1,9 +1,7 @@
 """A run that was killed, stopped or damaged ends bit-identical to one that was left alone."""
 
 import json
-import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -24,7 +22,7 @@ HERE = Path(__file__).parent
 
 
 def drive(job: dict[str, Any]) -> dict[str, Any]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "PYTHONPATH": str(HERE.parent)}
+    environment = train_helpers.ENVIRONMENT
     command = [sys.executable, str(HERE / "resume_driver.py"), json.dumps(job)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, cwd=HERE.parent)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -117,26 +115,19 @@ def test_killed_zero2(folder: Path) -> None:
     kill_and_compare(folder, "zero2", kills=2)
 
 
-TORCHRUN = [str(Path(sys.executable).parent / "torchrun"), "--nproc_per_node", "2", "--master_port"]
-
-
-@pytest.mark.parametrize(
-    ("name", "launcher", "changes"),
-    [("term", [sys.executable], {}), ("term2", TORCHRUN, {"training__deepspeed": "zero2"})],
-)
+@pytest.mark.parametrize(("name", "changes"), [("term", {}), ("term2", {"training__deepspeed": "zero2"})])
 def test_sigterm_saves_a_checkpoint_and_the_same_command_goes_on(
-    folder: Path, name: str, launcher: list[str], changes: dict[str, Any]
+    folder: Path, name: str, changes: dict[str, Any]
 ) -> None:
     """One process exits with 130; torchrun hands the signal to its processes and reports it in a way of its own."""
     path = experiment(folder, name, training__num_train_epochs=6, training__save_steps=5, **changes)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "PYTHONPATH": str(HERE.parent)}
+    environment = train_helpers.ENVIRONMENT
+    alone = name == "term"
     out, log = folder / name, folder / f"{name}.log"
 
     def command(out: Path) -> list[str]:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = [str(probe.getsockname()[1])] if launcher is TORCHRUN else []
-        return [*launcher, *port, "-m", "cmexam_tune.train", "--config", str(path), f"out={out}"]
+        launcher = [sys.executable, "-m", "cmexam_tune.train"] if alone else train_helpers.torchrun()
+        return [*launcher, "--config", str(path), f"out={out}"]
 
     with log.open("w") as handle:
         process = subprocess.Popen(command(out), env=environment, stdout=handle, stderr=handle)
@@ -145,7 +136,7 @@ def test_sigterm_saves_a_checkpoint_and_the_same_command_goes_on(
             time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
         code = process.wait(timeout=120)
-    assert code == 130 if launcher is not TORCHRUN else code != 0
+    assert code == 130 if alone else code != 0
     assert "a checkpoint was saved" in log.read_text()
     assert not (out / "adapter").exists()
     stopped = checkpoints.step_of(checkpoints.found(out)[0])

@@ -1,11 +1,22 @@
 """Invented questions, a tiny model and a recipe for the training tests."""
 
 import json
+import os
 import random
+import socket
+import sys
 from pathlib import Path
 from typing import Any
 
 from cmexam_tune import config, tiny
+
+ROOT = Path(__file__).resolve().parent.parent
+BIN = Path(sys.executable).parent
+ENVIRONMENT = {
+    **os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT),
+    "PATH": f"{BIN}:{os.environ['PATH']}",
+}  # fmt: skip
+"""Of training in processes of its own."""
 
 CHARACTERS = "下列关于的说法正确是以不属心力衰竭感染肺炎治疗药物首选诊断检查患者男女岁发热咳嗽胸痛"
 
@@ -31,6 +42,19 @@ def questions(path: Path, count: int, seed: int = 0) -> Path:
             }
             handle.write(json.dumps(row, ensure_ascii=False) + "\n")
     return path
+
+
+def free_port() -> int:
+    """Return a port of this machine that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def torchrun() -> list[str]:
+    """Return the words that start training on two processes."""
+    port = str(free_port())
+    return [str(BIN / "torchrun"), "--nproc_per_node", "2", "--master_port", port, "-m", "cmexam_tune.train"]
 
 
 def recipe(folder: Path, **changes: Any) -> config.Config:

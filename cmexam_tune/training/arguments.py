@@ -63,11 +63,11 @@ def build(config: Config, out: Path) -> TrainingArguments:
     if "activation_checkpointing" in {field.name for field in dataclasses.fields(TrainingArguments)}:
         # What transformers 5.23 and later call it; recipes keep the name that everybody knows.
         given = {name.replace("gradient_checkpointing", "activation_checkpointing"): v for name, v in given.items()}
+    if not torch.accelerator.is_available():
+        # Unless it is said, transformers takes each of several processes for the first and only one.
+        given.setdefault("use_cpu", True)
     if given.get("deepspeed"):
         given["deepspeed"] = str(deepspeed_path(str(given["deepspeed"])))
-        if not torch.accelerator.is_available():
-            # Without it every process would take the same first device for its own.
-            given.setdefault("use_cpu", True)
         _single_process_environment()
     if given.get("use_liger_kernel") and not is_liger_kernel_available():
         raise ConfigError("training.use_liger_kernel: Liger is not installed: pip install liger-kernel")

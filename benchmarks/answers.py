@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cmexam_tune import profiles
-from cmexam_tune.schema import Question
+from cmexam_tune.core.schema import Question
 
 TABLE = Path(__file__).resolve().parents[1] / "tests" / "data" / "answers.jsonl"
 PARSERS = ("standard", "cmexam-lora", "cmexam-chatglm", "cmb")

@@ -26,11 +26,12 @@ import torch
 import transformers
 import vocabulary
 
-from cmexam_tune import config, jsonl, tiny
-from cmexam_tune.config import Config
+from cmexam_tune import tiny
+from cmexam_tune.core import config, jsonl
+from cmexam_tune.core.config import Config
+from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.exams import cmexam
 from cmexam_tune.families import Loaded, _decode, llama
-from cmexam_tune.schema import Prediction, Question
 
 WIDTH, NEW_TOKENS = 256, 256
 SAMPLE = Path(tiny.__file__).parent / "sample" / "cmexam"

@@ -33,7 +33,7 @@ WARM_UP = 2
 
 def recipe(job):
     """The experiment of side c; the others take their numbers from it."""
-    from cmexam_tune import config
+    from cmexam_tune.core import config
 
     return config.from_dict({
         "data": {"train": [job["questions"]], "max_train_samples": job["count"], "num_workers": 1},
@@ -231,7 +231,7 @@ def compare(options, job):
 
 def sample_questions(folder):
     """The shipped sample as a questions file."""
-    from cmexam_tune import jsonl
+    from cmexam_tune.core import jsonl
     from cmexam_tune.exams import cmexam
 
     files = sorted((ROOT / "cmexam_tune" / "sample" / "cmexam").glob("*.csv"))
@@ -267,8 +267,9 @@ def main():
         return
     import vocabulary
 
-    from cmexam_tune import jsonl, tiny
-    from cmexam_tune.schema import Question
+    from cmexam_tune import tiny
+    from cmexam_tune.core import jsonl
+    from cmexam_tune.core.schema import Question
 
     with tempfile.TemporaryDirectory() as folder:
         model = tiny.build(

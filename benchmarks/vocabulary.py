@@ -6,7 +6,7 @@ from pathlib import Path
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from cmexam_tune.schema import Question
+from cmexam_tune.core.schema import Question
 
 
 def learn(model: Path, questions: Iterable[Question], size: int) -> None:

@@ -4,8 +4,9 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from cmexam_tune import __version__, cli
-from cmexam_tune.variants import suggest
+from cmexam_tune import __version__
+from cmexam_tune.core import cli
+from cmexam_tune.core.variants import suggest
 
 PROGRAMS = {
     "preprocess": "raw exam files into questions and prompts",

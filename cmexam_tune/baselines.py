@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from cmexam_tune.schema import Prediction, Question
+from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.significance import mean_std
 
 SEEDS = 10

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from cmexam_tune.schema import Scores
+from cmexam_tune.core.schema import Scores
 
 if TYPE_CHECKING:
     from cmexam_tune.metrics import Graded

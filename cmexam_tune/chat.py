@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cmexam_tune import cli, prompts, variants
-from cmexam_tune.config import Config
-from cmexam_tune.errors import UserError
+from cmexam_tune import prompts
+from cmexam_tune.core import cli, variants
+from cmexam_tune.core.config import Config
+from cmexam_tune.core.errors import UserError
+from cmexam_tune.core.schema import Example, Question
 from cmexam_tune.exams._cells import Cells, Unreadable
-from cmexam_tune.schema import Example, Question
 
 if TYPE_CHECKING:
     from cmexam_tune.families import Loaded

@@ -10,8 +10,8 @@ from statistics import fmean, stdev
 from typing import Any
 
 from cmexam_tune import rows
-from cmexam_tune.errors import UserError
-from cmexam_tune.files import atomic_write
+from cmexam_tune.core.errors import UserError
+from cmexam_tune.core.files import atomic_write
 
 REPORT = Path("report") / "report.json"
 EXPLAIN = "-explain"

@@ -5,8 +5,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from cmexam_tune import significance
+from cmexam_tune.core.schema import Scores
 from cmexam_tune.metrics import Graded
-from cmexam_tune.schema import Scores
 from cmexam_tune.text_metrics import BLEU_ORDERS, ORDERS
 
 if TYPE_CHECKING:

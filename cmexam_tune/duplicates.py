@@ -7,7 +7,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from cmexam_tune.schema import Question
+from cmexam_tune.core.schema import Question
 
 
 class Duplicates:

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cmexam_tune import __version__, cli, comparison, files, jsonl, metrics, profiles, report, report_text
-from cmexam_tune.errors import DataError, UserError
+from cmexam_tune import __version__, comparison, metrics, profiles, report, report_text
+from cmexam_tune.core import cli, files, jsonl
+from cmexam_tune.core.errors import DataError, UserError
+from cmexam_tune.core.schema import Prediction, Question, Scores
 from cmexam_tune.profiles import Profile
-from cmexam_tune.schema import Prediction, Question, Scores
 
 T = TypeVar("T")
 Predictions = str | Path | Sequence[Prediction]

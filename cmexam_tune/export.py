@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from cmexam_tune import cli, files
-from cmexam_tune.config import Config
-from cmexam_tune.errors import UserError
+from cmexam_tune.core import cli, files
+from cmexam_tune.core.config import Config
+from cmexam_tune.core.errors import UserError
 
 if TYPE_CHECKING:
     import torch

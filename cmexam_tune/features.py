@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 from cmexam_tune import prompts
-from cmexam_tune.schema import Example, Question
+from cmexam_tune.core.schema import Example, Question
 
 IGNORE_INDEX = -100
 """Label of a token that carries no loss (torch's and transformers' value)."""

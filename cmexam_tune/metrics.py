@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from cmexam_tune import profiles, significance, text_metrics
-from cmexam_tune.errors import DataError
+from cmexam_tune.core.errors import DataError
+from cmexam_tune.core.schema import Prediction, Question, Scores
 from cmexam_tune.profiles import Profile
-from cmexam_tune.schema import Prediction, Question, Scores
 from cmexam_tune.text_metrics import PairStatistics
 
 _UNREAD = "无答案"

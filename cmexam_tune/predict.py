@@ -6,10 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from cmexam_tune import __version__, cli, config, files, jsonl, variants
-from cmexam_tune.config import Config
-from cmexam_tune.errors import ConfigError, UserError
-from cmexam_tune.schema import Prediction, Question
+from cmexam_tune import __version__
+from cmexam_tune.core import cli, config, files, jsonl, variants
+from cmexam_tune.core.config import Config
+from cmexam_tune.core.errors import ConfigError, UserError
+from cmexam_tune.core.schema import Prediction, Question
 
 if TYPE_CHECKING:
     from cmexam_tune.families import Loaded

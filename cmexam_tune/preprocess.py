@@ -12,12 +12,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import IO, Any, Literal
 
-from cmexam_tune import cli, jsonl, prompts, variants
+from cmexam_tune import prompts
+from cmexam_tune.core import cli, jsonl, variants
+from cmexam_tune.core.errors import ConfigError, UserError
+from cmexam_tune.core.files import check_input, check_output, sha256
+from cmexam_tune.core.schema import Example, Question
 from cmexam_tune.duplicates import Duplicates
-from cmexam_tune.errors import ConfigError, UserError
 from cmexam_tune.exams import RowReport, cmb
-from cmexam_tune.files import check_input, check_output, sha256
-from cmexam_tune.schema import Example, Question
 
 Format = Literal["prompt", "alpaca", "sharegpt", "messages"]
 FORMATS: dict[str, Callable[[Example], object]] = {

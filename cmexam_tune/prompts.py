@@ -12,9 +12,9 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cmexam_tune.errors import ConfigError, DataError
-from cmexam_tune.schema import Example, Question
-from cmexam_tune.variants import suggest
+from cmexam_tune.core.errors import ConfigError, DataError
+from cmexam_tune.core.schema import Example, Question
+from cmexam_tune.core.variants import suggest
 from cmexam_tune.wrappers import TEMPLATES, Template, template, wrap
 
 __all__ = [

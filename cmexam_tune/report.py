@@ -10,12 +10,12 @@ from typing import Any
 import yaml
 
 from cmexam_tune import baselines, breakdowns, comparison, metrics, profiles, report_html, report_text
-from cmexam_tune.errors import UserError
-from cmexam_tune.files import atomic_write, check_output
+from cmexam_tune.core.errors import UserError
+from cmexam_tune.core.files import atomic_write, check_output
+from cmexam_tune.core.schema import Report, Scores
+from cmexam_tune.core.variants import suggest
 from cmexam_tune.metrics import Graded
 from cmexam_tune.profiles import Profile
-from cmexam_tune.schema import Report, Scores
-from cmexam_tune.variants import suggest
 
 
 @dataclass(frozen=True)

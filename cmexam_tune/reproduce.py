@@ -7,10 +7,11 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from cmexam_tune import cli, collect, config, rows
-from cmexam_tune.config import Config
-from cmexam_tune.errors import TrainingStopped, UserError
-from cmexam_tune.files import atomic_write
+from cmexam_tune import collect, rows
+from cmexam_tune.core import cli, config
+from cmexam_tune.core.config import Config
+from cmexam_tune.core.errors import TrainingStopped, UserError
+from cmexam_tune.core.files import atomic_write
 
 RAW = (".csv", ".xlsx", ".json", ".jsonl")
 EPILOG = """Rows are recipes (lora_llama) or their published names (LLaMA-CMExam). In --out, each row has

@@ -11,8 +11,8 @@ from typing import Any
 
 import yaml
 
-from cmexam_tune.errors import UserError
-from cmexam_tune.variants import suggest
+from cmexam_tune.core.errors import UserError
+from cmexam_tune.core.variants import suggest
 
 HERE = Path(__file__).resolve().parent
 ZERO_SHOT = "zeroshot_"

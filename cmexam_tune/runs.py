@@ -22,9 +22,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from cmexam_tune import __version__, cli, config, files, variants
-from cmexam_tune.config import Config
-from cmexam_tune.errors import ConfigError, UserError
+from cmexam_tune import __version__
+from cmexam_tune.core import cli, config, files, variants
+from cmexam_tune.core.config import Config
+from cmexam_tune.core.errors import ConfigError, UserError
 from cmexam_tune.families import Family, Loaded
 from cmexam_tune.tuning import Method
 

@@ -13,9 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cmexam_tune import chat, cli
-from cmexam_tune.config import Config
-from cmexam_tune.errors import UserError
+from cmexam_tune import chat
+from cmexam_tune.core import cli
+from cmexam_tune.core.config import Config
+from cmexam_tune.core.errors import UserError
 
 if TYPE_CHECKING:
     from fastapi import FastAPI

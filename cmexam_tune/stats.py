@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cmexam_tune import cli, jsonl
-from cmexam_tune.errors import DataError, UserError
-from cmexam_tune.files import sha256
-from cmexam_tune.schema import Question
+from cmexam_tune.core import cli, jsonl
+from cmexam_tune.core.errors import DataError, UserError
+from cmexam_tune.core.files import sha256
+from cmexam_tune.core.schema import Question
 
 FIELDS = ("question", "answer", "explanation")
 _SUFFIX = ".questions.jsonl"

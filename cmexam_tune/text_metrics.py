@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from cmexam_tune import __version__
-from cmexam_tune.errors import ConfigError
-from cmexam_tune.variants import suggest
+from cmexam_tune.core.errors import ConfigError
+from cmexam_tune.core.variants import suggest
 
 if TYPE_CHECKING:
     import numpy as np

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cmexam_tune import cli
-from cmexam_tune.errors import UserError
-from cmexam_tune.files import check_output
-from cmexam_tune.variants import suggest
+from cmexam_tune.core import cli
+from cmexam_tune.core.errors import UserError
+from cmexam_tune.core.files import check_output
+from cmexam_tune.core.variants import suggest
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -14,9 +14,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from cmexam_tune import cli, config, foreign
-from cmexam_tune.errors import ConfigError, DataError, UserError
-from cmexam_tune.variants import suggest
+from cmexam_tune.core import cli, config
+from cmexam_tune.core.config import external
+from cmexam_tune.core.errors import ConfigError, DataError, UserError
+from cmexam_tune.core.variants import suggest
 
 Flags = Mapping[str, str]
 VALUES = {"med_template": "cmexam_lora"}
@@ -136,7 +137,7 @@ def run(recipe: str, flags: Flags, gone: Flags, argv: Sequence[str] | None = Non
         if set(words) & {"-h", "--help"}:
             cli.say(usage(recipe, flags, gone))
             return None
-        given = parse(words, [*flags, *gone, *foreign.training(), *_aliases()])
+        given = parse(words, [*flags, *gone, *external.training(), *_aliases()])
         overrides, special = translate(given, flags, gone)
         if special.get("@train", "true") != "false" and ("@train" in special or not (predict or "@predict" in special)):
             extra = ["--overwrite"] if "@overwrite" in special else []

@@ -8,9 +8,9 @@ CMExam repository's `med_template`) and are kept to the character. Models with a
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cmexam_tune.errors import ConfigError
-from cmexam_tune.schema import Example
-from cmexam_tune.variants import suggest
+from cmexam_tune.core.errors import ConfigError
+from cmexam_tune.core.schema import Example
+from cmexam_tune.core.variants import suggest
 
 
 @dataclass(frozen=True)

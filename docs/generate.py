@@ -12,15 +12,17 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from cmexam_tune import config, foreign, rows, settings, variants
+from cmexam_tune import rows
+from cmexam_tune.core import config, variants
+from cmexam_tune.core.config import external, sections
 
 ROOT = Path(__file__).resolve().parents[1]
 SECTIONS = {
-    "data": settings.DataConfig,
-    "prompt": settings.PromptConfig,
-    "model": settings.ModelConfig,
-    "training": settings.TrainingConfig,
-    "generation": settings.GenerationConfig,
+    "data": sections.DataConfig,
+    "prompt": sections.PromptConfig,
+    "model": sections.ModelConfig,
+    "training": sections.TrainingConfig,
+    "generation": sections.GenerationConfig,
 }
 # Dense fp16 tensor peak (datasheets) times a share that frozen-base training of this size reaches: assumptions.
 CARDS = {"V100": 125e12 * 0.30, "A800": 312e12 * 0.40}
@@ -77,7 +79,7 @@ def configuration() -> str:
         if name == "training":
             parts.append(
                 f"Beside these, every field of `transformers.TrainingArguments` under its own name, except `output_dir` "
-                f"({len(foreign.training())} of them): `learning_rate`, `num_train_epochs`, `max_steps`, "
+                f"({len(external.training())} of them): `learning_rate`, `num_train_epochs`, `max_steps`, "
                 "`per_device_train_batch_size`, `warmup_steps` (below 1: a share of all steps), `lr_scheduler_type`, "
                 "`gradient_checkpointing`, `deepspeed`, `eval_strategy`, `save_steps`, `report_to`, `seed`, ... "
                 "`deepspeed` also takes the names `zero2`, `zero3` and `zero3_offload`.\n"

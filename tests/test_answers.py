@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cmexam_tune import answers
-from cmexam_tune.schema import Question
+from cmexam_tune.core.schema import Question
 
 ROOT = Path(__file__).resolve().parents[1]
 ROWS = [json.loads(line) for line in (ROOT / "tests/data/answers.jsonl").read_text(encoding="utf-8").splitlines()]

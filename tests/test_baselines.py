@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cmexam_tune import baselines
-from cmexam_tune.schema import Question, letters
+from cmexam_tune.core.schema import Question, letters
 
 VAL = Path(__file__).resolve().parents[2] / "shared" / "data" / "cmexam" / "val.csv"
 

@@ -12,10 +12,10 @@ from torch.nn import functional
 from transformers import RobertaConfig, RobertaModel
 
 from cmexam_tune import answers
-from cmexam_tune.config import Config
-from cmexam_tune.errors import ConfigError, UserError
+from cmexam_tune.core.config import Config
+from cmexam_tune.core.errors import ConfigError, UserError
+from cmexam_tune.core.schema import Question
 from cmexam_tune.families import Loaded, bert
-from cmexam_tune.schema import Question
 
 HEADS = ("choice", "label", "multilabel")
 
@@ -202,7 +202,8 @@ def test_an_untrained_head_cannot_answer(head: str) -> None:
 
 
 def test_an_adapter_run_keeps_its_labels(tmp_path: Path) -> None:
-    from cmexam_tune import jsonl, predict
+    from cmexam_tune import predict
+    from cmexam_tune.core import jsonl
     from cmexam_tune.train import train
 
     jsonl.write(tmp_path / "q.jsonl", questions(12))

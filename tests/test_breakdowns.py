@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cmexam_tune import breakdowns, metrics
-from cmexam_tune.schema import Prediction, Question
+from cmexam_tune.core.schema import Prediction, Question
 
 ANSWERS = Path(__file__).resolve().parents[2] / "shared" / "data" / "cmb" / "CMB-test-choice-answer.json"
 

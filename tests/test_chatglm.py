@@ -12,19 +12,19 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch = pytest.importorskip("torch")
 
-import modelkit  # noqa: E402
-from safetensors.torch import load_file, save_file  # noqa: E402
+import modelkit
+from safetensors.torch import load_file, save_file
 
-from cmexam_tune.config import ModelConfig, PromptConfig  # noqa: E402
-from cmexam_tune.errors import ConfigError, UserError  # noqa: E402
-from cmexam_tune.families import Loaded, chatglm  # noqa: E402
-from cmexam_tune.families.chatglm import quantization, tiny  # noqa: E402
-from cmexam_tune.families.chatglm import tokenization as tokens  # noqa: E402
-from cmexam_tune.families.chatglm.configuration import ChatGLM2Config, ChatGLMConfig  # noqa: E402
-from cmexam_tune.families.chatglm.modeling_v1 import ChatGLMForCausalLM  # noqa: E402
-from cmexam_tune.families.chatglm.modeling_v2 import ChatGLM2ForCausalLM  # noqa: E402
-from cmexam_tune.tuning import lora, ptuning  # noqa: E402
-from cmexam_tune.tuning._prefix import Shape  # noqa: E402
+from cmexam_tune.core.config import ModelConfig, PromptConfig
+from cmexam_tune.core.errors import ConfigError, UserError
+from cmexam_tune.families import Loaded, chatglm
+from cmexam_tune.families.chatglm import quantization, tiny
+from cmexam_tune.families.chatglm import tokenization as tokens
+from cmexam_tune.families.chatglm.configuration import ChatGLM2Config, ChatGLMConfig
+from cmexam_tune.families.chatglm.modeling_v1 import ChatGLMForCausalLM
+from cmexam_tune.families.chatglm.modeling_v2 import ChatGLM2ForCausalLM
+from cmexam_tune.tuning import lora, ptuning
+from cmexam_tune.tuning._prefix import Shape
 
 OWN = Path(__file__).resolve().parent / "golden_chatglm"
 VERSIONS = ("v1", "v2")

@@ -11,11 +11,11 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch = pytest.importorskip("torch")
 
-from safetensors.torch import load_file, save_file  # noqa: E402
+from safetensors.torch import load_file, save_file
 
-from cmexam_tune.families import chatglm  # noqa: E402
-from cmexam_tune.families.chatglm import modeling_v1, modeling_v2, quantization  # noqa: E402
-from cmexam_tune.tuning import ptuning  # noqa: E402
+from cmexam_tune.families import chatglm
+from cmexam_tune.families.chatglm import modeling_v1, modeling_v2, quantization
+from cmexam_tune.tuning import ptuning
 
 GOLDEN = Path(__file__).resolve().parents[2] / "shared" / "golden"
 pytestmark = pytest.mark.skipif(

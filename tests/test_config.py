@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 import yaml
 
-from cmexam_tune import __main__, cli, config, files, foreign, jsonl, variants
-from cmexam_tune.errors import ConfigError, DataError, TrainingStopped, UserError
-from cmexam_tune.schema import Prediction, Question, Report, letters
-from cmexam_tune.strict import Problems, convert
+from cmexam_tune import __main__
+from cmexam_tune.core import cli, config, files, jsonl, variants
+from cmexam_tune.core.config import external
+from cmexam_tune.core.errors import ConfigError, DataError, TrainingStopped, UserError
+from cmexam_tune.core.schema import Prediction, Question, Report, letters
+from cmexam_tune.core.strict import Problems, convert
 
 GOOD: dict[str, Any] = {
     "data": {"train": ["a.jsonl"]},
@@ -180,7 +182,7 @@ def test_every_alias_leads_somewhere() -> None:
         assert target == section, old
         known = set(own[section].__dataclass_fields__) if section in own else {"method"}  # type: ignore[attr-defined]
         if section == "training":
-            known |= set(foreign.training())
+            known |= set(external.training())
         if section == "tuning":
             known |= {f for m in variants.names("tuning") for f in variants.load("tuning", m).Settings.__annotations__}
         assert name in known, new
@@ -233,10 +235,10 @@ def test_unknown_recipe_is_suggested() -> None:
 def test_foreign_names_are_the_library_s() -> None:
     from transformers import GenerationConfig, TrainingArguments
 
-    assert set(foreign.training()) == {f for f in TrainingArguments.__dataclass_fields__ if f != "output_dir"}
-    assert set(foreign.generation()) == {name for name in vars(GenerationConfig()) if not name.startswith("_")}
-    assert foreign.training()["learning_rate"] is float
-    assert foreign.generation()["max_new_tokens"] == int | None
+    assert set(external.training()) == {f for f in TrainingArguments.__dataclass_fields__ if f != "output_dir"}
+    assert set(external.generation()) == {name for name in vars(GenerationConfig()) if not name.startswith("_")}
+    assert external.training()["learning_rate"] is float
+    assert external.generation()["max_new_tokens"] == int | None
 
 
 @pytest.mark.parametrize(

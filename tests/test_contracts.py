@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from cmexam_tune import exams, families, tuning, variants
+from cmexam_tune import exams, families, tuning
+from cmexam_tune.core import variants
 
 PROTOCOLS: dict[str, Any] = {"exams": exams.Exam, "families": families.Family, "tuning": tuning.Method}
 CASES = [(folder, name) for folder in PROTOCOLS for name in variants.names(folder)]

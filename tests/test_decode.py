@@ -8,11 +8,12 @@ import pytest
 import torch
 from modelkit import checkpoint, make_config, question, questions
 
-from cmexam_tune import prompts, variants
-from cmexam_tune.config import Config
-from cmexam_tune.errors import ConfigError
+from cmexam_tune import prompts
+from cmexam_tune.core import variants
+from cmexam_tune.core.config import Config
+from cmexam_tune.core.errors import ConfigError
+from cmexam_tune.core.schema import Question
 from cmexam_tune.families import Loaded, _decode, _legal, llama
-from cmexam_tune.schema import Question
 
 MODES = ("generate", "constrained", "likelihood")
 

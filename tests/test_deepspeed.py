@@ -13,10 +13,11 @@ import train_helpers
 torch = pytest.importorskip("torch")
 pytest.importorskip("deepspeed")
 
-from safetensors.torch import load_file  # noqa: E402
+from safetensors.torch import load_file
 
-from cmexam_tune import config, runs  # noqa: E402
-from cmexam_tune.train import train  # noqa: E402
+from cmexam_tune import runs
+from cmexam_tune.core import config
+from cmexam_tune.train import train
 
 
 def launch(launcher: list[str], recipe: Path, out: Path, *overrides: str) -> runs.Run:

@@ -13,10 +13,11 @@ import train_helpers
 
 pytest.importorskip("torch")
 
-from cmexam_tune import config, jsonl, runs
+from cmexam_tune import runs
+from cmexam_tune.core import config, jsonl
+from cmexam_tune.core.schema import Question
 from cmexam_tune.families import Family, Loaded
 from cmexam_tune.features import Encoded
-from cmexam_tune.schema import Question
 from cmexam_tune.training import encoding
 
 World = tuple[config.Config, Family, Loaded, list[Question]]

@@ -8,10 +8,11 @@ import train_helpers
 
 torch = pytest.importorskip("torch")
 
-from cmexam_tune import config, runs, tiny  # noqa: E402
-from cmexam_tune import train as program  # noqa: E402
-from cmexam_tune.train import read, train  # noqa: E402
-from cmexam_tune.training import estimate  # noqa: E402
+from cmexam_tune import runs, tiny
+from cmexam_tune import train as program
+from cmexam_tune.core import config
+from cmexam_tune.train import read, train
+from cmexam_tune.training import estimate
 
 METHODS: dict[str, dict[str, Any]] = {
     "lora": {"method": "lora", "r": 4, "lora_alpha": 8, "lora_dropout": 0.0},

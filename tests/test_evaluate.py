@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from cmexam_tune import jsonl
+from cmexam_tune.core import jsonl
+from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.evaluate import evaluate
-from cmexam_tune.schema import Prediction, Question
 
 ROOT = Path(__file__).resolve().parents[1]
 KEYS = {
@@ -72,7 +72,7 @@ def test_provenance_names_files_checksums_and_how_predictions_were_made(files):
     (files / "predictions.jsonl.meta.json").write_text('{"mode": "likelihood", "config": {"out": "runs/x"}}')
     assert _run(files).returncode == 0
     text = json.dumps(json.loads((files / "out" / "report.json").read_text(encoding="utf-8"))["provenance"])
-    from cmexam_tune.files import sha256
+    from cmexam_tune.core.files import sha256
 
     for word in (sha256(files / "questions.jsonl"), sha256(files / "predictions.jsonl"), "likelihood", "runs/x"):
         assert word in text

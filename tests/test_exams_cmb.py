@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from cmexam_tune.errors import DataError
+from cmexam_tune.core.errors import DataError
+from cmexam_tune.core.schema import Question
 from cmexam_tune.exams import _rows, cmb
-from cmexam_tune.schema import Question
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "cmb"
 needs_data = pytest.mark.skipif(not DATA.exists(), reason="the released files are not here")

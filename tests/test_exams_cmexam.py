@@ -9,9 +9,9 @@ from pathlib import Path
 import openpyxl
 import pytest
 
-from cmexam_tune.errors import DataError, UserError
+from cmexam_tune.core.errors import DataError, UserError
+from cmexam_tune.core.schema import Question
 from cmexam_tune.exams import cmexam
-from cmexam_tune.schema import Question
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "cmexam"
 needs_data = pytest.mark.skipif(not DATA.exists(), reason="the released files are not here")

@@ -12,8 +12,9 @@ from modelkit import checkpoint, make_config, question, questions
 from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM, T5Config, T5ForConditionalGeneration
 
-from cmexam_tune import prompts, tiny, variants
-from cmexam_tune.errors import UserError
+from cmexam_tune import prompts, tiny
+from cmexam_tune.core import variants
+from cmexam_tune.core.errors import UserError
 from cmexam_tune.families import Loaded, _causal, llama
 from cmexam_tune.features import IGNORE_INDEX
 

@@ -7,8 +7,8 @@ import pytest
 from modelkit import question
 
 from cmexam_tune import features, prompts
+from cmexam_tune.core.schema import Question
 from cmexam_tune.features import IGNORE_INDEX, Encoded
-from cmexam_tune.schema import Question
 
 EOS = 1
 calls: list[int] = []

@@ -9,10 +9,10 @@ import train_helpers
 
 torch = pytest.importorskip("torch")
 
-from cmexam_tune.errors import ConfigError, TrainingStopped  # noqa: E402
-from cmexam_tune.train import train  # noqa: E402
-from cmexam_tune.training import checkpoints, guards, logits, loop, precision, selfcheck  # noqa: E402
-from cmexam_tune.training.guards import Guards  # noqa: E402
+from cmexam_tune.core.errors import ConfigError, TrainingStopped
+from cmexam_tune.train import train
+from cmexam_tune.training import checkpoints, guards, logits, loop, precision, selfcheck
+from cmexam_tune.training.guards import Guards
 
 NAN, INF = math.nan, math.inf
 

@@ -10,8 +10,8 @@ from modelkit import checkpoint, make_config, questions
 from peft import AutoPeftModelForCausalLM, PeftModel
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from cmexam_tune import variants
-from cmexam_tune.errors import ConfigError, UserError
+from cmexam_tune.core import variants
+from cmexam_tune.core.errors import ConfigError, UserError
 from cmexam_tune.families import llama
 from cmexam_tune.tuning import full, head, lora
 

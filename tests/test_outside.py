@@ -13,9 +13,9 @@ pytest.importorskip("torch")
 
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from cmexam_tune import config, variants
 from cmexam_tune.__main__ import main
-from cmexam_tune.errors import ConfigError
+from cmexam_tune.core import config, variants
+from cmexam_tune.core.errors import ConfigError
 
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "extending.md"
 

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 from modelkit import checkpoint, questions
 
-from cmexam_tune import jsonl, predict
+from cmexam_tune import predict
 from cmexam_tune.__main__ import main
-from cmexam_tune.config import dump
-from cmexam_tune.errors import UserError
-from cmexam_tune.schema import Prediction, Question
+from cmexam_tune.core import jsonl
+from cmexam_tune.core.config import dump
+from cmexam_tune.core.errors import UserError
+from cmexam_tune.core.schema import Prediction, Question
 
 
 @pytest.fixture

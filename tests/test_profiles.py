@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from cmexam_tune import evaluate, jsonl, metrics, profiles
+from cmexam_tune import evaluate, metrics, profiles
+from cmexam_tune.core import jsonl
+from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.profiles import _cmexam
-from cmexam_tune.schema import Prediction, Question
 
 GOLDEN = Path(__file__).resolve().parents[2] / "shared" / "golden"
 needs_golden = pytest.mark.skipif(

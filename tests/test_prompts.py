@@ -6,8 +6,8 @@ import string
 import pytest
 
 from cmexam_tune import prompts
-from cmexam_tune.errors import ConfigError, DataError
-from cmexam_tune.schema import Example, Question
+from cmexam_tune.core.errors import ConfigError, DataError
+from cmexam_tune.core.schema import Example, Question
 
 OPTIONS = {"A": "0.5 mg/kg", "B": "1 mg/kg", "C": "肝", "D": "以上均非"}
 ONE = Question("t:1", "成人首剂是", OPTIONS, "B", "说明书。")

@@ -11,16 +11,16 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch = pytest.importorskip("torch")
 
-from peft import PeftModel, PrefixTuningConfig, get_peft_model  # noqa: E402
-from transformers import (  # noqa: E402
+from peft import PeftModel, PrefixTuningConfig, get_peft_model
+from transformers import (
     BertConfig,
     BertForMultipleChoice,
     LlamaConfig,
     LlamaForCausalLM,
 )
 
-from cmexam_tune.errors import ConfigError, UserError  # noqa: E402
-from cmexam_tune.tuning import ptuning  # noqa: E402
+from cmexam_tune.core.errors import ConfigError, UserError
+from cmexam_tune.tuning import ptuning
 
 LLAMA = SimpleNamespace(task="generate", lora_targets=(), prefix_shifts_positions=True)
 BERT = SimpleNamespace(task="classify", lora_targets=(), prefix_shifts_positions=False)

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from cmexam_tune import __main__, config, rows
+from cmexam_tune import __main__, rows
+from cmexam_tune.core import config
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md")])

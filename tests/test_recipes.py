@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from cmexam_tune import config, export, files, jsonl, prompts, rows, tiny
+from cmexam_tune import export, prompts, rows, tiny
+from cmexam_tune.core import config, files, jsonl
+from cmexam_tune.core.config import reading
+from cmexam_tune.core.schema import Prediction
 from cmexam_tune.predict import predict
 from cmexam_tune.preprocess import preprocess
-from cmexam_tune.schema import Prediction
 from cmexam_tune.train import main as train_main
 from cmexam_tune.train import train
 
@@ -57,7 +59,7 @@ def test_it_loads_strictly_and_says_what_it_is(path: Path, capsys: pytest.Captur
 def test_it_states_only_what_differs(path: Path) -> None:
     import yaml
 
-    own = yaml.load(path.read_text(encoding="utf-8"), config._Loader)
+    own = yaml.load(path.read_text(encoding="utf-8"), reading._Loader)
     if "extends" not in own:
         return
     parent = config.read_yaml(config.find(own.pop("extends")))

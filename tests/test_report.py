@@ -7,8 +7,8 @@ import random
 import pytest
 
 from cmexam_tune import comparison, metrics, report, text_metrics
-from cmexam_tune.errors import UserError
-from cmexam_tune.schema import Prediction, Question
+from cmexam_tune.core.errors import UserError
+from cmexam_tune.core.schema import Prediction, Question
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)> {{DATA}} {{STYLE}}"
 

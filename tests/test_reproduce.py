@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cmexam_tune import collect, reproduce, rows, tiny
-from cmexam_tune.errors import UserError
+from cmexam_tune.core.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
 SAMPLE = ROOT / "cmexam_tune" / "sample"

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import train_helpers
 
-from cmexam_tune import config, tiny
+from cmexam_tune import tiny
+from cmexam_tune.core import config
 
 pytest.importorskip("torch")
 

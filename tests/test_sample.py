@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import cmexam_tune
+from cmexam_tune.core.schema import Question
 from cmexam_tune.exams import RowReport, cmb, cmexam
-from cmexam_tune.schema import Question
 
 SAMPLE = Path(cmexam_tune.__file__).parent / "sample"
 SHARED = Path(__file__).resolve().parents[2] / "shared"

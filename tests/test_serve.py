@@ -13,9 +13,9 @@ import pytest
 import uvicorn
 
 from cmexam_tune import chat, prompts, serve, tiny
-from cmexam_tune.errors import UserError
+from cmexam_tune.core.errors import UserError
+from cmexam_tune.core.schema import Question
 from cmexam_tune.preprocess import preprocess
-from cmexam_tune.schema import Question
 from cmexam_tune.train import train
 
 SAMPLE = Path(__file__).resolve().parents[1] / "cmexam_tune" / "sample" / "cmexam"

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from cmexam_tune import cli, jsonl, stats
-from cmexam_tune.errors import DataError, UserError
+from cmexam_tune import stats
+from cmexam_tune.core import cli, jsonl
+from cmexam_tune.core.errors import DataError, UserError
+from cmexam_tune.core.schema import Question
 from cmexam_tune.preprocess import preprocess
-from cmexam_tune.schema import Question
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 needs_data = pytest.mark.skipif(not DATA.exists(), reason="the released files are not here")

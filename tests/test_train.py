@@ -13,13 +13,14 @@ import train_helpers
 
 torch = pytest.importorskip("torch")
 
-from safetensors.torch import load_file  # noqa: E402
+from safetensors.torch import load_file
 
-from cmexam_tune import config, runs  # noqa: E402
-from cmexam_tune import train as program  # noqa: E402
-from cmexam_tune.errors import ConfigError, UserError  # noqa: E402
-from cmexam_tune.train import train  # noqa: E402
-from cmexam_tune.training import callbacks, checkpoints  # noqa: E402
+from cmexam_tune import runs
+from cmexam_tune import train as program
+from cmexam_tune.core import config
+from cmexam_tune.core.errors import ConfigError, UserError
+from cmexam_tune.train import train
+from cmexam_tune.training import callbacks, checkpoints
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
-from cmexam_tune import config, foreign, jsonl, tiny, upstream
-from cmexam_tune.errors import ConfigError, DataError
-from cmexam_tune.schema import Prediction, Question
+from cmexam_tune import tiny, upstream
+from cmexam_tune.core import config, jsonl
+from cmexam_tune.core.config import external
+from cmexam_tune.core.errors import ConfigError, DataError
+from cmexam_tune.core.schema import Prediction, Question
 
 ROOT = Path(__file__).resolve().parents[1]
 SAMPLE = ROOT / "cmexam_tune" / "sample" / "cmexam"
@@ -94,7 +96,7 @@ def overrides(arguments: Sequence[str]) -> list[str]:
 )
 def test_every_released_flag_is_known(name: str, released: set[str]) -> None:
     module = shim(name)
-    assert released <= {*module["FLAGS"], *module["GONE"], *foreign.training()}
+    assert released <= {*module["FLAGS"], *module["GONE"], *external.training()}
     assert not set(module["FLAGS"]) & set(module["GONE"])
 
 

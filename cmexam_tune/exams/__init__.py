@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
-from cmexam_tune.schema import Question
+from cmexam_tune.core.schema import Question
 
 
 @dataclass(frozen=True)

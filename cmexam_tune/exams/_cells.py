@@ -7,8 +7,8 @@ import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from cmexam_tune.core.schema import MAX_OPTIONS, MIN_OPTIONS, letters
 from cmexam_tune.exams import RowReport
-from cmexam_tune.schema import MAX_OPTIONS, MIN_OPTIONS, letters
 
 NO_ANSWER = "no answer"
 NO_QUESTION = "no question text"

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from cmexam_tune.errors import DataError
-from cmexam_tune.files import check_input
-from cmexam_tune.jsonl import read_objects
+from cmexam_tune.core.errors import DataError
+from cmexam_tune.core.files import check_input
+from cmexam_tune.core.jsonl import read_objects
 
 Row = Mapping[str, Any]
 EXTRA_CELLS = ""

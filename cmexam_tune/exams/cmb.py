@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from cmexam_tune.errors import DataError
+from cmexam_tune.core.errors import DataError
+from cmexam_tune.core.schema import Question
 from cmexam_tune.exams import RowReport, _rows
 from cmexam_tune.exams._cells import NO_ANSWER, Cells, Unreadable, check_answer, tell
-from cmexam_tune.schema import Question
 
 FACETS = ("exam_type", "exam_class", "exam_subject")
 _USUAL: dict[str, Literal["single", "multiple"]] = {"单项选择题": "single", "多项选择题": "multiple"}

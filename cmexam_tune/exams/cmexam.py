@@ -9,10 +9,10 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from cmexam_tune.errors import DataError
+from cmexam_tune.core.errors import DataError
+from cmexam_tune.core.schema import Question
 from cmexam_tune.exams import RowReport, _rows
 from cmexam_tune.exams._cells import NO_ANSWER, Cells, Unreadable, check_answer, tell
-from cmexam_tune.schema import Question
 
 _RATE = "正确率"
 _LEVELS = 5

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
-from cmexam_tune.config import Config, ModelConfig, PromptConfig
+from cmexam_tune.core.config import Config, ModelConfig, PromptConfig
+from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.features import Encoded
-from cmexam_tune.schema import Prediction, Question
 
 if TYPE_CHECKING:
     import torch

@@ -8,10 +8,10 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from cmexam_tune import features
-from cmexam_tune.config import PromptConfig
+from cmexam_tune.core.config import PromptConfig
+from cmexam_tune.core.schema import Question
 from cmexam_tune.families import Loaded
 from cmexam_tune.features import IGNORE_INDEX, Encoded, Ids
-from cmexam_tune.schema import Question
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from cmexam_tune.config import ModelConfig
-from cmexam_tune.errors import ConfigError, UserError, first_line
-from cmexam_tune.variants import suggest
+from cmexam_tune.core.config import ModelConfig
+from cmexam_tune.core.errors import ConfigError, UserError, first_line
+from cmexam_tune.core.variants import suggest
 
 if not torch.accelerator.is_available():
     # DeepSpeed would look for a card at its first import and print a warning among the results.

@@ -9,12 +9,12 @@ from peft import PeftModel
 from transformers import GenerationConfig, PreTrainedTokenizerBase, StoppingCriteria, StoppingCriteriaList
 
 from cmexam_tune import answers, features, prompts, wrappers
-from cmexam_tune.config import Config
-from cmexam_tune.errors import ConfigError
+from cmexam_tune.core.config import Config
+from cmexam_tune.core.errors import ConfigError
+from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.families import Loaded, _legal
 from cmexam_tune.families._causal import Codec
 from cmexam_tune.features import Ids
-from cmexam_tune.schema import Prediction, Question
 
 BLANK = "…"
 """Stands for stem and options in the prompt that prior normalisation compares with."""

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
-from cmexam_tune.config import Config
+from cmexam_tune.core.config import Config
+from cmexam_tune.core.schema import Question
 from cmexam_tune.features import Ids
-from cmexam_tune.schema import Question
 
 
 @dataclass

@@ -17,11 +17,11 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from cmexam_tune import features, prompts
-from cmexam_tune.config import Config, ModelConfig, PromptConfig
-from cmexam_tune.errors import ConfigError, UserError
+from cmexam_tune.core.config import Config, ModelConfig, PromptConfig
+from cmexam_tune.core.errors import ConfigError, UserError
+from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.families import Loaded, _checkpoint
 from cmexam_tune.features import IGNORE_INDEX, Encoded, Ids, Truncation
-from cmexam_tune.schema import Prediction, Question
 
 task: Literal["classify"] = "classify"
 lora_targets: tuple[str, ...] = ("query", "value")

@@ -11,11 +11,11 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.utils.generic import is_flash_attention_requested
 
 from cmexam_tune import prompts
-from cmexam_tune.config import Config, ModelConfig, PromptConfig
-from cmexam_tune.errors import ConfigError, UserError, first_line
+from cmexam_tune.core.config import Config, ModelConfig, PromptConfig
+from cmexam_tune.core.errors import ConfigError, UserError, first_line
+from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.families import Loaded, _causal, _checkpoint, _decode
 from cmexam_tune.features import Encoded, Ids
-from cmexam_tune.schema import Prediction, Question
 
 task: Literal["generate"] = "generate"
 lora_targets: tuple[str, ...] = ("q_proj", "v_proj")

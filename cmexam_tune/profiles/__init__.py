@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal, NamedTuple
 
-from cmexam_tune.errors import ConfigError
-from cmexam_tune.schema import Question
+from cmexam_tune.core.errors import ConfigError
+from cmexam_tune.core.schema import Question
+from cmexam_tune.core.variants import suggest
 from cmexam_tune.text_metrics import PairStatistics
-from cmexam_tune.variants import suggest
 
 
 class Reading(NamedTuple):

@@ -8,8 +8,8 @@ missing reference, is scored as an empty text. BLEU on jieba words, ROUGE on cha
 import re
 from collections.abc import Sequence
 
+from cmexam_tune.core.schema import Question
 from cmexam_tune.profiles import Profile, Reading, _cmexam
-from cmexam_tune.schema import Question
 from cmexam_tune.text_metrics import PairStatistics
 
 SCRIPT = "CMExam/evaluate_chatglm_result.py"

@@ -7,8 +7,8 @@ turns into NaN (empty, "NA", ...) is read as answer and explanation 无答案, a
 
 from functools import partial
 
+from cmexam_tune.core.schema import Question
 from cmexam_tune.profiles import Profile, Reading, _cmexam
-from cmexam_tune.schema import Question
 from cmexam_tune.text_metrics import tokenizer
 
 SCRIPT = "CMExam/evaluate_lora_result.py"

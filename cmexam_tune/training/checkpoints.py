@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from cmexam_tune import cli, files
+from cmexam_tune.core import cli, files
 
 STAGING = ".saving"
 MANIFEST = "checksums.json"

@@ -11,12 +11,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from cmexam_tune import jsonl
-from cmexam_tune.config import Config
-from cmexam_tune.errors import DataError, UserError
+from cmexam_tune.core import jsonl
+from cmexam_tune.core.config import Config
+from cmexam_tune.core.errors import DataError, UserError
+from cmexam_tune.core.schema import Question
 from cmexam_tune.families import Family, Loaded
 from cmexam_tune.features import Encoded, Truncation
-from cmexam_tune.schema import Question
 
 PARALLEL_FROM = 4000
 """Fewer questions are encoded sooner than processes start."""

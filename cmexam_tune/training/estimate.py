@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from cmexam_tune import runs
-from cmexam_tune.config import Config
+from cmexam_tune.core.config import Config
+from cmexam_tune.core.schema import Question
 from cmexam_tune.families import Loaded, _checkpoint
-from cmexam_tune.schema import Question
 from cmexam_tune.training import arguments, encoding, precision
 from cmexam_tune.training.data import Data, rows
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from cmexam_tune.errors import TrainingStopped
+from cmexam_tune.core.errors import TrainingStopped
 
 CONVERGED = 1e-2
 """A loss below this may reach an exact 0 by learning; from above it, 0 means that the logits have degenerated."""

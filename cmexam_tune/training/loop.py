@@ -7,11 +7,12 @@ from typing import Any, cast
 
 from transformers import EarlyStoppingCallback, PrinterCallback, ProgressCallback, TrainingArguments, set_seed
 
-from cmexam_tune import cli, runs
-from cmexam_tune.config import Config
-from cmexam_tune.errors import ConfigError, first_line
+from cmexam_tune import runs
+from cmexam_tune.core import cli
+from cmexam_tune.core.config import Config
+from cmexam_tune.core.errors import ConfigError, first_line
+from cmexam_tune.core.schema import Question
 from cmexam_tune.families import Family, Loaded
-from cmexam_tune.schema import Question
 from cmexam_tune.training import arguments as arguments_of
 from cmexam_tune.training import callbacks, checkpoints, encoding, guards, precision, processes, selfcheck
 from cmexam_tune.training.data import Data, rows

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from cmexam_tune.config import Config
-from cmexam_tune.errors import ConfigError
+from cmexam_tune.core.config import Config
+from cmexam_tune.core.errors import ConfigError
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from cmexam_tune import runs
-from cmexam_tune.errors import TrainingStopped
+from cmexam_tune.core.errors import TrainingStopped
 from cmexam_tune.families import Classifier
 from cmexam_tune.training import checkpoints
 from cmexam_tune.training.batches import Plan

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers import TrainingArguments
 
-from cmexam_tune.config import Config
+from cmexam_tune.core.config import Config
 from cmexam_tune.families import Classifier, Family, Loaded
 from cmexam_tune.training import checkpoints, evaluation, guards, logits, processes
 from cmexam_tune.training.batches import Batch, StepLoader

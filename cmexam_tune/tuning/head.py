@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cmexam_tune.errors import ConfigError
+from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.families import Family
 from cmexam_tune.tuning import full
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from cmexam_tune.errors import UserError, first_line
+from cmexam_tune.core.errors import UserError, first_line
 from cmexam_tune.families import Family
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cmexam_tune import files
-from cmexam_tune.errors import ConfigError, UserError
+from cmexam_tune.core import files
+from cmexam_tune.core.errors import ConfigError, UserError
 from cmexam_tune.families import Family
 
 if TYPE_CHECKING:

@@ -11,14 +11,14 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from cmexam_tune import prompts
-from cmexam_tune.config import Config, ModelConfig, PromptConfig
-from cmexam_tune.errors import ConfigError, UserError
+from cmexam_tune.core.config import Config, ModelConfig, PromptConfig
+from cmexam_tune.core.errors import ConfigError, UserError
+from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.families import Loaded, _causal, _checkpoint, _decode, llama
 from cmexam_tune.families.chatglm.configuration import find_file
 from cmexam_tune.families.chatglm.loading import load_model, load_tokenizer, read_model
 from cmexam_tune.families.chatglm.tokenization import ChatGLM2Tokenizer, ChatGLMTokenizer
 from cmexam_tune.features import Encoded, Ids
-from cmexam_tune.schema import Prediction, Question
 from cmexam_tune.tuning import ptuning
 
 __all__ = ["answer", "collate", "encode", "load", "load_model", "load_tokenizer"]

@@ -12,7 +12,7 @@ from typing import Any
 from transformers import PreTrainedConfig
 from transformers.utils.hub import cached_file
 
-from cmexam_tune.errors import UserError, first_line
+from cmexam_tune.core.errors import UserError, first_line
 
 
 class ChatGLMConfig(PreTrainedConfig):

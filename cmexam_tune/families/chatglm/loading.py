@@ -7,8 +7,8 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from cmexam_tune.config import ModelConfig
-from cmexam_tune.errors import ConfigError, UserError, first_line
+from cmexam_tune.core.config import ModelConfig
+from cmexam_tune.core.errors import ConfigError, UserError, first_line
 from cmexam_tune.families import _checkpoint
 from cmexam_tune.families.chatglm import configuration, quantization
 from cmexam_tune.families.chatglm.configuration import ChatGLM2Config, ChatGLMConfig, find_file, read_values

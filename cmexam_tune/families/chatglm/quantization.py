@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from cmexam_tune.errors import UserError
+from cmexam_tune.core.errors import UserError
 from cmexam_tune.families.chatglm.configuration import find_file, read_values
 
 SCALE = "_scale"

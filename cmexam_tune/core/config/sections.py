@@ -1,4 +1,4 @@
-"""The sections of a configuration as frozen dataclasses; `cmexam_tune.config` reads them from YAML.
+"""The sections of a configuration as frozen dataclasses; `cmexam_tune.core.config` reads them from YAML.
 
 `training.arguments` holds `transformers.TrainingArguments` names, `tuning.settings` PEFT's and `generation.arguments`
 `transformers.GenerationConfig`'s, all unchanged; the fields here are what those libraries do not have.

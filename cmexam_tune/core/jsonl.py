@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cmexam_tune.errors import DataError
-from cmexam_tune.files import atomic_write, check_input, check_output
+from cmexam_tune.core.errors import DataError
+from cmexam_tune.core.files import atomic_write, check_input, check_output
 
 T = TypeVar("T")
 

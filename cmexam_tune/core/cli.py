@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from cmexam_tune.errors import TrainingStopped, UserError
+from cmexam_tune.core.errors import TrainingStopped, UserError
 
 OVERRIDES_HELP = "change a value of the config: section.key=value, for example training.learning_rate=2e-4"
 INTERRUPTED = 130

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from types import ModuleType
 from typing import Literal
 
-from cmexam_tune.errors import ConfigError
+from cmexam_tune.core.errors import ConfigError
 
 Folder = Literal["exams", "families", "tuning"]
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import yaml
 
-from cmexam_tune import foreign, variants
-from cmexam_tune.errors import ConfigError
-from cmexam_tune.settings import (
+from cmexam_tune.core import variants
+from cmexam_tune.core.config import external
+from cmexam_tune.core.config.sections import (
     SECTIONS,
     Config,
     DataConfig,
@@ -25,21 +25,8 @@ from cmexam_tune.settings import (
     TrainingConfig,
     TuningConfig,
 )
-from cmexam_tune.strict import Problems, build, convert
-
-__all__ = [
-    "Config",
-    "DataConfig",
-    "GenerationConfig",
-    "ModelConfig",
-    "PromptConfig",
-    "TrainingConfig",
-    "TuningConfig",
-    "dump",
-    "find",
-    "from_dict",
-    "load",
-]
+from cmexam_tune.core.errors import ConfigError
+from cmexam_tune.core.strict import Problems, build, convert
 
 
 class _Loader(yaml.SafeLoader):
@@ -88,7 +75,7 @@ def find(name: str | Path) -> Path:
     Raises:
         ConfigError: there is none; the message names the places and the nearest recipe.
     """
-    package = Path(__file__).resolve().parent
+    package = Path(__file__).resolve().parents[2]
     folders = [folder for folder in (package.parent / "recipes", package / "recipes") if folder.is_dir()]
     for candidate in (Path(name), *(folder / name for folder in folders)):
         for path in (candidate, candidate.with_name(candidate.name + ".yaml")):
@@ -211,9 +198,11 @@ def from_dict(values: Mapping[str, Any], source: str = "config") -> Config:
     if not problems:
         ready = dict(values)
         ready["tuning"] = _tuning(values.get("tuning", {}), problems)
-        ready["training"] = _split(TrainingConfig, values.get("training", {}), foreign.training(), "training", problems)
+        ready["training"] = _split(
+            TrainingConfig, values.get("training", {}), external.training(), "training", problems
+        )
         ready["generation"] = _split(
-            GenerationConfig, values["generation"], foreign.generation(), "generation", problems
+            GenerationConfig, values["generation"], external.generation(), "generation", problems
         )
         if isinstance(values.get("prompt"), Mapping) and isinstance(values["prompt"].get("style"), int):
             ready["prompt"] = {**values["prompt"], "style": str(values["prompt"]["style"])}

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from cmexam_tune.errors import DataError
+from cmexam_tune.core.errors import DataError
 
 MIN_OPTIONS, MAX_OPTIONS = 2, 10
 

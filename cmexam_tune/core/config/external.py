@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cmexam_tune.errors import ConfigError
+from cmexam_tune.core.errors import ConfigError
 
 _SCALARS: dict[str, Any] = {"int": int, "float": float, "bool": bool, "str": str}
 

@@ -6,7 +6,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cmexam_tune.variants import suggest
+from cmexam_tune.core.variants import suggest
 
 
 class Problems(list[str]):

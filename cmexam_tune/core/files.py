@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from cmexam_tune.errors import UserError
+from cmexam_tune.core.errors import UserError
 
 
 def check_input(path: str | Path, what: str = "file") -> Path:

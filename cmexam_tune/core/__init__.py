@@ -1,0 +1,1 @@
+"""Base: records, errors, files, the command line and the configuration; standard library and PyYAML only."""

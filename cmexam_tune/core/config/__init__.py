@@ -1,0 +1,32 @@
+"""One experiment is one YAML file.
+
+In: a recipe by name or path, and `section.key=value` overrides. Out: a `Config` of frozen dataclasses. Start reading in
+`sections.py`, what an experiment can say; `reading.py` is how it is read, `external.py` which names are transformers'.
+"""
+
+from cmexam_tune.core.config.reading import ALIASES, dump, find, from_dict, load, read_yaml
+from cmexam_tune.core.config.sections import (
+    Config,
+    DataConfig,
+    GenerationConfig,
+    ModelConfig,
+    PromptConfig,
+    TrainingConfig,
+    TuningConfig,
+)
+
+__all__ = [
+    "ALIASES",
+    "Config",
+    "DataConfig",
+    "GenerationConfig",
+    "ModelConfig",
+    "PromptConfig",
+    "TrainingConfig",
+    "TuningConfig",
+    "dump",
+    "find",
+    "from_dict",
+    "load",
+    "read_yaml",
+]

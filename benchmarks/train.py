@@ -269,7 +269,6 @@ def main():
 
     from cmexam_tune import tiny
     from cmexam_tune.core import jsonl
-    from cmexam_tune.core.schema import Question
 
     with tempfile.TemporaryDirectory() as folder:
         model = tiny.build(

@@ -212,10 +212,10 @@ def test_stop_strings_of_the_template_end_the_text(monkeypatch: pytest.MonkeyPat
     loaded, config = tuned("none")
     (free,) = llama.answer(loaded, [question(1)], config)
     assert len(free.text) > 2
-    from cmexam_tune import wrappers
+    from cmexam_tune.prompts import templates
 
     stop = free.text[2]
-    monkeypatch.setitem(wrappers.TEMPLATES, "none", replace(wrappers.template("none"), stop=(stop,)))
+    monkeypatch.setitem(templates.TEMPLATES, "none", replace(templates.template("none"), stop=(stop,)))
     (cut,) = llama.answer(loaded, [question(1)], replace(config, prompt=replace(config.prompt, template="none")))
     assert cut.text == free.text[: free.text.find(stop)]
 

@@ -8,13 +8,14 @@ import torch
 from peft import PeftModel
 from transformers import GenerationConfig, PreTrainedTokenizerBase, StoppingCriteria, StoppingCriteriaList
 
-from cmexam_tune import answers, features, prompts, wrappers
+from cmexam_tune import answers, features, prompts
 from cmexam_tune.core.config import Config
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.families import Loaded, _legal
 from cmexam_tune.families._causal import Codec
 from cmexam_tune.features import Ids
+from cmexam_tune.prompts import templates
 
 BLANK = "…"
 """Stands for stem and options in the prompt that prior normalisation compares with."""
@@ -83,7 +84,7 @@ def generate(codec: Codec, loaded: Loaded, asked: Sequence[Asked], config: Confi
     """Let the model write, up to its EOS, a stop string of the template or `max_new_tokens`."""
     tokenizer, model = loaded.tokenizer, base_model(loaded)
     settings = generation_settings(loaded, config)
-    stops = () if config.prompt.template == "auto" else wrappers.template(config.prompt.template).stop
+    stops = () if config.prompt.template == "auto" else templates.template(config.prompt.template).stop
     prefix, pad = codec.generation_prefix(tokenizer), int(tokenizer.pad_token_id or 0)
     for batch in batches(asked, config.generation.batch_size):
         rows = [item.ids + prefix for item in batch]

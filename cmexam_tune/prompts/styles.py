@@ -15,23 +15,6 @@ from dataclasses import dataclass
 from cmexam_tune.core.errors import ConfigError, DataError
 from cmexam_tune.core.schema import Example, Question
 from cmexam_tune.core.variants import suggest
-from cmexam_tune.wrappers import TEMPLATES, Template, template, wrap
-
-__all__ = [
-    "STYLES",
-    "TEMPLATES",
-    "Style",
-    "Template",
-    "Unrenderable",
-    "answer_head",
-    "fewshot",
-    "prompt",
-    "render",
-    "shorten_stem",
-    "style_named",
-    "template",
-    "wrap",
-]
 
 TEXT_SEPARATOR = "；"
 """Between the option texts of an answer with several letters."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from cmexam_tune._answer_text import EXPLANATION_KEYS, drop_option_texts, final_part, json_field, plain
+from cmexam_tune.answers.cleaning import EXPLANATION_KEYS, drop_option_texts, final_part, json_field, plain
 from cmexam_tune.core.schema import Question, letters
 
 # Letters, one or several with what people write between them; not a part of a word such as CT, HBsAg or B12.

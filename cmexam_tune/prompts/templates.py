@@ -2,7 +2,6 @@
 
 The strings are part of the published protocols (CMB-Exam's released workers, Stanford Alpaca, Vicuna v1.1, the
 CMExam repository's `med_template`) and are kept to the character. Models with a chat template of their own need none.
-`cmexam_tune.prompts` re-exports all of this.
 """
 
 from collections.abc import Sequence

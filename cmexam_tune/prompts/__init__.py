@@ -1,0 +1,34 @@
+"""Asking: a question goes in; what the model reads, and what it should write, come out.
+
+`render` is what preprocess, train and predict all use. Start reading in `styles.py`, the words of a question;
+`templates.py` is what a model's own format puts around them.
+"""
+
+from cmexam_tune.prompts.styles import (
+    STYLES,
+    Style,
+    Unrenderable,
+    answer_head,
+    fewshot,
+    prompt,
+    render,
+    shorten_stem,
+    style_named,
+)
+from cmexam_tune.prompts.templates import TEMPLATES, Template, template, wrap
+
+__all__ = [
+    "STYLES",
+    "TEMPLATES",
+    "Style",
+    "Template",
+    "Unrenderable",
+    "answer_head",
+    "fewshot",
+    "prompt",
+    "render",
+    "shorten_stem",
+    "style_named",
+    "template",
+    "wrap",
+]

@@ -19,9 +19,9 @@ from typing import Any
 from rouge_score.rouge_scorer import RougeScorer
 from sacrebleu.metrics import BLEU
 
-from cmexam_tune import text_metrics
 from cmexam_tune.core import jsonl
 from cmexam_tune.core.schema import Question
+from cmexam_tune.scoring import text_metrics
 
 ROUGES = ("rouge1", "rouge2", "rougeL")
 

@@ -275,7 +275,7 @@ def main():
             "llama", Path(folder) / "model", hidden=options.hidden, layers=options.layers, vocab=options.vocab
         )
         questions = Path(options.questions) if options.questions else sample_questions(folder)
-        vocabulary.learn(model, jsonl.read(questions, Question), options.vocab)
+        vocabulary.learn(model, jsonl.read(questions, schema.Question), options.vocab)
         job = {
             "questions": str(questions.resolve()), "model": str(model), "count": options.count, "micro": options.micro,
             "batch": options.batch, "packing": options.packing, "max_tokens": options.max_tokens,

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cmexam_tune import __version__, comparison, metrics, profiles, report, report_text
+from cmexam_tune import __version__
 from cmexam_tune.core import cli, files, jsonl
 from cmexam_tune.core.errors import DataError, UserError
 from cmexam_tune.core.schema import Prediction, Question, Scores
-from cmexam_tune.profiles import Profile
+from cmexam_tune.report import building, tables
+from cmexam_tune.scoring import comparison, grading, profiles
+from cmexam_tune.scoring.profiles import Profile
 
 T = TypeVar("T")
 Predictions = str | Path | Sequence[Prediction]
@@ -42,7 +44,7 @@ def evaluate(  # noqa: PLR0913 - one argument for each flag of the program
     published: str | None = None,
     latex: bool = False,
     overwrite: bool = False,
-) -> report.FullReport:
+) -> building.FullReport:
     """Score predictions, and write the report to the folder `out` where one is given.
 
     Args:
@@ -73,9 +75,9 @@ def evaluate(  # noqa: PLR0913 - one argument for each flag of the program
     compared = _compared(graded, asked, rules, baseline)
     if profile == ALL:
         compared["profiles"] = all_profiles([one.prediction for one in first], asked)
-    result = report.build(first, rules, _provenance(questions, predictions, baseline), published)
+    result = building.build(first, rules, _provenance(questions, predictions, baseline), published)
     if out is not None:
-        report.write(result, first, out, overwrite, latex, compared)
+        building.write(result, first, out, overwrite, latex, compared)
         if not latex:
             (Path(out) / "report.tex").unlink(missing_ok=True)  # of the report that was replaced
     return result
@@ -84,11 +86,11 @@ def evaluate(  # noqa: PLR0913 - one argument for each flag of the program
 def all_profiles(predictions: Predictions, questions: Questions) -> dict[str, Scores]:
     """Return the scores of the same outputs by every profile, so that a gap between two papers can be explained."""
     asked, said = _records(questions, Question), _records(predictions, Prediction)
-    return {name: metrics.score(metrics.grade(asked, said, name), name) for name in profiles.names()}
+    return {name: grading.score(grading.grade(asked, said, name), name) for name in profiles.names()}
 
 
 def _compared(
-    graded: dict[str, list[metrics.Graded]], asked: Sequence[Question], rules: Profile, baseline: Predictions | None
+    graded: dict[str, list[grading.Graded]], asked: Sequence[Question], rules: Profile, baseline: Predictions | None
 ) -> dict[str, Any]:
     """Return the sections of the report that are about more than one set of predictions."""
     sections: dict[str, Any] = {}
@@ -98,14 +100,14 @@ def _compared(
         found = comparison.compare(other, next(iter(graded.values())), rules.smoothing)
         sections["comparison"] = {"name": name, **found}
     if len(graded) > 1:
-        scores = {run: metrics.score(some, rules) for run, some in graded.items()}
+        scores = {run: grading.score(some, rules) for run, some in graded.items()}
         sections |= {"runs": scores, "summary": comparison.summarise(scores), "agreement": comparison.agreement(graded)}
     return sections
 
 
-def _grade(asked: Sequence[Question], said: Sequence[Prediction], rules: Profile, name: str) -> list[metrics.Graded]:
+def _grade(asked: Sequence[Question], said: Sequence[Prediction], rules: Profile, name: str) -> list[grading.Graded]:
     try:
-        return metrics.grade(asked, said, rules)
+        return grading.grade(asked, said, rules)
     except DataError as error:
         raise DataError(f"{name}: {error}") from None
 
@@ -193,10 +195,8 @@ def _say(written: dict[str, Any], out: str) -> None:
     rows = {"this run": written["overall"], **written.get("runs", {}), **written.get("profiles", {})}
     if len(rows) > 1:
         del rows["this run"]
-    head = ["", *(title for _, title in report_text.COLUMNS)]
-    lines = [
-        [name, *(report_text.cell(key, row.get(key)) for key, _ in report_text.COLUMNS)] for name, row in rows.items()
-    ]
+    head = ["", *(title for _, title in tables.COLUMNS)]
+    lines = [[name, *(tables.cell(key, row.get(key)) for key, _ in tables.COLUMNS)] for name, row in rows.items()]
     widths = [max(map(len, column)) for column in zip(head, *lines, strict=True)]
     for line in (head, *lines):
         cli.say(

@@ -17,8 +17,8 @@ from cmexam_tune.core import cli, jsonl, variants
 from cmexam_tune.core.errors import ConfigError, UserError
 from cmexam_tune.core.files import check_input, check_output, sha256
 from cmexam_tune.core.schema import Example, Question
-from cmexam_tune.duplicates import Duplicates
 from cmexam_tune.exams import RowReport, cmb
+from cmexam_tune.overlap.duplicates import Duplicates
 
 Format = Literal["prompt", "alpaca", "sharegpt", "messages"]
 FORMATS: dict[str, Callable[[Example], object]] = {

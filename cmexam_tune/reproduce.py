@@ -7,11 +7,11 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from cmexam_tune import collect, rows
 from cmexam_tune.core import cli, config
 from cmexam_tune.core.config import Config
 from cmexam_tune.core.errors import TrainingStopped, UserError
 from cmexam_tune.core.files import atomic_write
+from cmexam_tune.paper import results, rows
 
 RAW = (".csv", ".xlsx", ".json", ".jsonl")
 EPILOG = """Rows are recipes (lora_llama) or their published names (LLaMA-CMExam). In --out, each row has
@@ -44,7 +44,7 @@ def reproduce(
     data: str | Path = "data/raw",
     overrides: Sequence[str] = (),
     launch: str | None = None,
-) -> collect.Table:
+) -> results.Table:
     """Preprocess, train for each seed, predict and evaluate rows, and return them beside the published numbers.
 
     Args:
@@ -68,9 +68,9 @@ def reproduce(
     for number, unit in enumerate(units, 1):
         cli.note(f"[{number}/{len(units)}] {unit.folder.relative_to(out)}")
         _run(unit, launch)
-    found = [line for line in collect.lines(out) if line.row.recipe in {_key(row) for row in chosen}]
-    table = collect.comparison(found)
-    collect.write(table, out / "comparison", [page for line in found for page in line.reports])
+    found = [line for line in results.lines(out) if line.row.recipe in {_key(row) for row in chosen}]
+    table = results.comparison(found)
+    results.write(table, out / "comparison", [page for line in found for page in line.reports])
     return table
 
 
@@ -123,7 +123,7 @@ def _units(row: rows.Row, out: Path, seeds: Sequence[int], data: Path, overrides
     places = [f"data.{split}={file}" for split, file in files.items()]
     kinds: list[tuple[str, Sequence[str]]] = [("", ())]
     if row.explain is not None:
-        kinds.append((collect.EXPLAIN, row.explain))
+        kinds.append((results.EXPLAIN, row.explain))
     for seed in seeds if row.trained else seeds[:1]:
         for suffix, changes in kinds:
             folder = out / _key(row) / f"seed{seed}{suffix}"
@@ -168,7 +168,7 @@ def _run(unit: Unit, launch: str | None) -> None:
     from cmexam_tune.predict import main as predict
 
     predict([*source, *questions, "--out", str(predictions)])
-    if not (unit.folder / collect.REPORT).is_file():
+    if not (unit.folder / results.REPORT).is_file():
         target = ["--out", str(unit.folder / "report"), "--overwrite"]
         profile = ["--profile", "cmb"] if unit.row.exam == "cmb" else []
         evaluate(["--predictions", str(predictions), *questions, *target, *profile])
@@ -217,9 +217,9 @@ def main(argv: Sequence[str]) -> int | None:
         table = reproduce(names, got.out, seeds=seeds, data=got.data, overrides=overrides, launch=got.launch)
         cli.say(str(table))
     if got.table3:
-        found = collect.lines(Path(got.out))
-        table = collect.table3(found)
-        collect.write(table, Path(got.out) / "table3", [page for line in found for page in line.reports])
+        found = results.lines(Path(got.out))
+        table = results.table3(found)
+        results.write(table, Path(got.out) / "table3", [page for line in found for page in line.reports])
         cli.say(str(table))
     cli.note(f"tables: {got.out}/*.md, *.tex, *.html")
     return None

@@ -12,9 +12,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from cmexam_tune import rows
 from cmexam_tune.core import config, variants
 from cmexam_tune.core.config import external, sections
+from cmexam_tune.paper import rows
 
 ROOT = Path(__file__).resolve().parents[1]
 SECTIONS = {

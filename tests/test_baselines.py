@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from cmexam_tune import baselines
 from cmexam_tune.core.schema import Question, letters
+from cmexam_tune.scoring import baselines
 
 VAL = Path(__file__).resolve().parents[2] / "shared" / "data" / "cmexam" / "val.csv"
 

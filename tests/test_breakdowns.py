@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from cmexam_tune import breakdowns, metrics
 from cmexam_tune.core.schema import Prediction, Question
+from cmexam_tune.scoring import breakdowns, grading
 
 ANSWERS = Path(__file__).resolve().parents[2] / "shared" / "data" / "cmb" / "CMB-test-choice-answer.json"
 
@@ -18,11 +18,11 @@ def grade(rows):
         options = {letter: f"选项{letter}" for letter in "ABCDEF"}
         questions.append(Question(str(i), stem[0] if stem else "题干", options, gold, None, None, facets))
         predictions.append(Prediction(str(i), f"答案: {given}" if given else "无法判断"))
-    return metrics.grade(questions, predictions, "standard")
+    return grading.grade(questions, predictions, "standard")
 
 
 def score(some):
-    return metrics.score(some, "standard")
+    return grading.score(some, "standard")
 
 
 def tables(graded):

@@ -8,7 +8,7 @@ import pytest
 
 from cmexam_tune.core.errors import DataError
 from cmexam_tune.core.schema import Question
-from cmexam_tune.exams import _rows, cmb
+from cmexam_tune.exams import _tables, cmb
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "cmb"
 needs_data = pytest.mark.skipif(not DATA.exists(), reason="the released files are not here")
@@ -137,23 +137,23 @@ def test_ids(tmp_path):
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 7, 50, 1000])
 def test_arrays_are_decoded_in_pieces_of_any_size(tmp_path, monkeypatch, chunk):
-    monkeypatch.setattr(_rows, "_CHUNK", chunk)
+    monkeypatch.setattr(_tables, "_CHUNK", chunk)
     items = [{**ITEM, "id": number, "question": '𠮷题\\"\n' * number} for number in range(1, 6)]
     path = put(tmp_path / "t.json", items)
-    assert [row for _, row in _rows.read(path)] == items
+    assert [row for _, row in _tables.read(path)] == items
     path.write_text(path.read_text(encoding="utf-8"), encoding="utf-8-sig")
-    assert [row for _, row in _rows.read(path)] == items
+    assert [row for _, row in _tables.read(path)] == items
     path.write_text(path.read_text(encoding="utf-8-sig").replace('"id": 4', '"id" 4'), encoding="utf-8")
     line = path.read_text(encoding="utf-8").split('"id" 4')[0].count("\n") + 1
     with pytest.raises(DataError, match=rf"t\.json:{line}: broken JSON"):
-        list(_rows.read(path))
+        list(_tables.read(path))
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path):
     def peak(count):
         path = put(tmp_path / "t.json", [{**ITEM, "explanation": "释" * 500}] * count)
         tracemalloc.start()
-        assert sum(1 for _ in _rows.read(path)) == count
+        assert sum(1 for _ in _tables.read(path)) == count
         top = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         return top

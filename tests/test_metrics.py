@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from cmexam_tune import metrics, profiles
 from cmexam_tune.core.errors import ConfigError, DataError
 from cmexam_tune.core.schema import Prediction, Question
+from cmexam_tune.scoring import grading, profiles
 
 OPTIONS = dict(zip("ABCDE", ["青霉素", "头孢曲松", "阿奇霉素", "左氧氟沙星", "万古霉素"], strict=True))
 
@@ -30,9 +30,9 @@ def test_agrees_with_sklearn_and_keeps_unreadable_outputs():
     from sklearn.metrics import precision_recall_fscore_support
 
     questions, predictions = _records()
-    graded = metrics.grade(questions, predictions)
+    graded = grading.grade(questions, predictions)
     assert [g.question.id for g in graded] == [q.id for q in questions]
-    scores = metrics.score(graded)
+    scores = grading.score(graded)
     gold, read = [g.question.answer for g in graded], [g.answer or "?" for g in graded]
     expected = precision_recall_fscore_support(gold, read, average="weighted", zero_division=0)
     assert [scores[name] for name in ("precision", "recall", "weighted_f1")] == pytest.approx(expected[:3])
@@ -45,15 +45,15 @@ def test_agrees_with_sklearn_and_keeps_unreadable_outputs():
 
 def test_subsets_are_scored_without_reading_again():
     questions, predictions = _records()
-    graded = metrics.grade(questions, predictions)
-    half = metrics.grade(questions[:150], [p for p in predictions if int(p.question_id[1:]) < 150])
-    assert metrics.score(graded[:150]) == metrics.score(half)
+    graded = grading.grade(questions, predictions)
+    half = grading.grade(questions[:150], [p for p in predictions if int(p.question_id[1:]) < 150])
+    assert grading.score(graded[:150]) == grading.score(half)
 
 
 def test_weighted_averages_of_corner_cases():
-    assert metrics.weighted([]) == {"precision": None, "recall": None, "weighted_f1": None}
-    assert metrics.weighted([("A", "A")]) == {"precision": 1.0, "recall": 1.0, "weighted_f1": 1.0}
-    assert metrics.weighted([("A", "B"), ("B", "A")]) == {"precision": 0.0, "recall": 0.0, "weighted_f1": 0.0}
+    assert grading.weighted([]) == {"precision": None, "recall": None, "weighted_f1": None}
+    assert grading.weighted([("A", "A")]) == {"precision": 1.0, "recall": 1.0, "weighted_f1": 1.0}
+    assert grading.weighted([("A", "B"), ("B", "A")]) == {"precision": 0.0, "recall": 0.0, "weighted_f1": 0.0}
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_weighted_averages_of_corner_cases():
 )
 def test_ids_must_match(questions, predictions, words):
     with pytest.raises(DataError) as error:
-        metrics.grade(
+        grading.grade(
             [Question(name, "问", OPTIONS, "A") for name in questions], [Prediction(name, "A") for name in predictions]
         )
     for word in words:
@@ -79,17 +79,17 @@ def test_ids_must_match(questions, predictions, words):
 
 def test_questions_without_published_answer_are_counted_but_not_scored():
     questions = [Question("a", "问", OPTIONS, "A"), Question("b", "问", OPTIONS, None)]
-    scores = metrics.score(metrics.grade(questions, [Prediction("a", "A"), Prediction("b", "B")]))
+    scores = grading.score(grading.grade(questions, [Prediction("a", "A"), Prediction("b", "B")]))
     assert (scores["n"], scores["scored"], scores["answered"], scores["accuracy"]) == (2, 1, 2, 100)
-    unpublished = metrics.score(metrics.grade(questions[1:], [Prediction("b", "B")]))
+    unpublished = grading.score(grading.grade(questions[1:], [Prediction("b", "B")]))
     assert (unpublished["scored"], unpublished["accuracy"], unpublished["accuracy_ci"]) == (0, None, None)
 
 
 def test_text_is_scored_as_empty_where_others_explain_and_left_out_where_nobody_does():
     questions = [Question(name, "问", OPTIONS, "A", "细菌感染") for name in "ab"]
-    one = metrics.score(metrics.grade(questions, [Prediction("a", "答案: A\n解释: 细菌感染"), Prediction("b", "A")]))
+    one = grading.score(grading.grade(questions, [Prediction("a", "答案: A\n解释: 细菌感染"), Prediction("b", "A")]))
     assert (one["explanations"], one["rougeL"]) == (2, 50)
-    none = metrics.score(metrics.grade(questions, [Prediction("a", "A"), Prediction("b", "A")]))
+    none = grading.score(grading.grade(questions, [Prediction("a", "A"), Prediction("b", "A")]))
     assert (none["explanations"], none["rougeL"], none["bleu4"]) == (0, None, None)
 
 
@@ -100,7 +100,7 @@ def test_the_macro_average_of_cmb_is_over_categories_and_their_classes():
         for i, (kind, group, _) in enumerate(cells)
     ]
     predictions = [Prediction(str(i), f"答案：{said}。") for i, (_, _, said) in enumerate(cells)]
-    scores = metrics.score(metrics.grade(questions, predictions, "cmb"), "cmb")
+    scores = grading.score(grading.grade(questions, predictions, "cmb"), "cmb")
     assert scores["accuracy"] == 50
     assert scores["accuracy_macro"] == pytest.approx(100 * ((0.5 + 1) / 2 + 0) / 2)
 

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from cmexam_tune import duplicates, preprocess, prompts
+from cmexam_tune import preprocess, prompts
 from cmexam_tune.core import cli, jsonl
 from cmexam_tune.core.errors import ConfigError, UserError
 from cmexam_tune.core.schema import Question
+from cmexam_tune.overlap import duplicates
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 needs_data = pytest.mark.skipif(not DATA.exists(), reason="the released files are not here")

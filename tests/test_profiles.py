@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from cmexam_tune import evaluate, metrics, profiles
+from cmexam_tune import evaluate
 from cmexam_tune.core import jsonl
 from cmexam_tune.core.schema import Prediction, Question
-from cmexam_tune.profiles import _cmexam
+from cmexam_tune.scoring import grading, profiles
+from cmexam_tune.scoring.profiles import _cmexam
 
 GOLDEN = Path(__file__).resolve().parents[2] / "shared" / "golden"
 needs_golden = pytest.mark.skipif(
@@ -76,7 +77,7 @@ def test_denominators_differ_on_the_same_outputs():
     questions = [Question(str(i), "首选", DRUGS, "B", "因为") for i in range(4)]
     texts = ["答案：B，\n解释：因为", "答案：A，\n解释：因为", "无法回答", ""]
     predictions = [Prediction(str(i), text) for i, text in enumerate(texts)]
-    table = {name: metrics.score(metrics.grade(questions, predictions, name), name) for name in profiles.names()}
+    table = {name: grading.score(grading.grade(questions, predictions, name), name) for name in profiles.names()}
     assert {name: scores["n"] for name, scores in table.items()} == dict.fromkeys(profiles.names(), 4)
     assert table["standard"]["accuracy"] == table["cmexam-lora"]["accuracy"] == table["cmb"]["accuracy"] == 25
     assert (table["cmexam-chatglm"]["accuracy"], table["cmexam-chatglm"]["scored"]) == (50, 2)
@@ -86,7 +87,7 @@ def test_denominators_differ_on_the_same_outputs():
 def test_repetition_is_free_in_the_scripts_rouge_but_not_in_the_standard():
     (script,) = _cmexam.statistics(["的的的的"], ["的"], words=list)
     assert script.rouge1 == pytest.approx((1, 1, 1))
-    standard = metrics.grade([Question("q", "问", DRUGS, "B", "的")], [Prediction("q", "解释: 的的的的")])
+    standard = grading.grade([Question("q", "问", DRUGS, "B", "的")], [Prediction("q", "解释: 的的的的")])
     assert standard[0].text.rouge1.precision == 0.25
 
 
@@ -99,7 +100,7 @@ def test_unit_cases_of_the_scripts():
             assert rouge == pytest.approx((precision, recall, f), rel=1e-9, abs=1e-15), case
         for n in (1, 2, 4):
             expected = case[f"bleu_{n}"]
-            value = metrics.text_metrics.bleu([pair], n, "none")
+            value = grading.text_metrics.bleu([pair], n, "none")
             assert value is None if isinstance(expected, str) else value == pytest.approx(expected)
 
 

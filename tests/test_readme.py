@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from cmexam_tune import __main__, rows
+from cmexam_tune import __main__
 from cmexam_tune.core import config
+from cmexam_tune.paper import rows
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md")])

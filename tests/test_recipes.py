@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from cmexam_tune import export, prompts, rows, tiny
+from cmexam_tune import export, prompts, tiny
 from cmexam_tune.core import config, files, jsonl
 from cmexam_tune.core.config import reading
 from cmexam_tune.core.schema import Prediction
+from cmexam_tune.paper import rows
 from cmexam_tune.predict import predict
 from cmexam_tune.preprocess import preprocess
 from cmexam_tune.train import main as train_main

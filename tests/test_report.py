@@ -6,9 +6,10 @@ import random
 
 import pytest
 
-from cmexam_tune import comparison, metrics, report, text_metrics
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.core.schema import Prediction, Question
+from cmexam_tune.report import building
+from cmexam_tune.scoring import comparison, grading, text_metrics
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)> {{DATA}} {{STYLE}}"
 
@@ -40,21 +41,21 @@ def predictions(asked, share, seed):
 @pytest.fixture(scope="module")
 def graded():
     asked = questions()
-    return metrics.grade(asked, predictions(asked, 0.6, 1), "standard")
+    return grading.grade(asked, predictions(asked, 0.6, 1), "standard")
 
 
 @pytest.fixture(scope="module")
 def other():
     asked = questions()
-    return metrics.grade(asked, predictions(asked, 0.3, 2), "standard")
+    return grading.grade(asked, predictions(asked, 0.3, 2), "standard")
 
 
 @pytest.fixture(scope="module")
 def written(graded, other, tmp_path_factory):
     out = tmp_path_factory.mktemp("report")
-    built = report.build(graded, "standard", {"questions": "测试"}, published="cmexam")
+    built = building.build(graded, "standard", {"questions": "测试"}, published="cmexam")
     compared = {"comparison": {"name": "zero | shot", **comparison.compare(other, graded)}}
-    paths = report.write(built, graded, out, latex=True, compared=compared)
+    paths = building.write(built, graded, out, latex=True, compared=compared)
     assert [path.name for path in paths] == ["report.json", "report.md", "report.html", "report.tex"]
     return out
 
@@ -81,10 +82,10 @@ class Scripts(html.parser.HTMLParser):
 def test_json_holds_the_contract(written, graded):
     value = json.loads((written / "report.json").read_text(encoding="utf-8"))
     assert {"overall", "by_facet", "signature", "provenance"} <= set(value)
-    assert value["overall"] == metrics.score(graded, "standard")
+    assert value["overall"] == grading.score(graded, "standard")
     assert value["provenance"] == {"questions": "测试"}
     inner = [one for one in graded if one.question.facets["Clinical Department"] == "内科"]
-    assert value["by_facet"]["Clinical Department"]["内科"] == metrics.score(inner, "standard")
+    assert value["by_facet"]["Clinical Department"]["内科"] == grading.score(inner, "standard")
     assert sum(map(sum, value["confusion"]["counts"])) == 79
     assert set(value["baselines"]) == {"uniform_subset", "uniform_single", "majority"}
 
@@ -107,8 +108,8 @@ def test_page_survives_what_a_model_may_write(written, graded):
 
 def test_page_cuts_endless_outputs():
     asked = questions(1)
-    long = metrics.grade(asked, [Prediction("q:0", "答案: A" + "啊" * 100_000)], "standard")
-    page = report.report_html.page(report.as_object(report.build(long, "standard", {})), long)
+    long = grading.grade(asked, [Prediction("q:0", "答案: A" + "啊" * 100_000)], "standard")
+    page = building.report_html.page(building.as_object(building.build(long, "standard", {})), long)
     assert "100,005 characters in all" in page
     assert len(page) < 100_000
 
@@ -128,25 +129,25 @@ def test_markdown_and_latex(written):
 
 
 def test_nothing_is_overwritten(written, graded):
-    built = report.build(graded, "standard", {})
+    built = building.build(graded, "standard", {})
     before = (written / "report.json").read_bytes()
     with pytest.raises(UserError, match=r"exists\. Add --overwrite"):
-        report.write(built, graded, written)
+        building.write(built, graded, written)
     assert (written / "report.json").read_bytes() == before
-    report.write(built, graded, written, overwrite=True)
+    building.write(built, graded, written, overwrite=True)
     assert (written / "report.json").read_bytes() != before
 
 
 def test_unpublished_exam_is_named(graded):
     with pytest.raises(UserError, match=r"'cmexm' are unknown.*cmexam"):
-        report.build(graded, "standard", {}, published="cmexm")
+        building.build(graded, "standard", {}, published="cmexm")
 
 
 def test_unanswered_questions_make_a_report(tmp_path):
     asked = [Question(str(i), "题干", {"A": "甲", "B": "乙"}, None, facets={"exam_type": "护理考试"}) for i in range(3)]
-    none = metrics.grade(asked, [Prediction(one.id, "答案: A") for one in asked], "standard")
-    built = report.build(none, "standard", {})
-    report.write(built, none, tmp_path / "new", latex=True)
+    none = grading.grade(asked, [Prediction(one.id, "答案: A") for one in asked], "standard")
+    built = building.build(none, "standard", {})
+    building.write(built, none, tmp_path / "new", latex=True)
     assert built.overall["accuracy"] is None
     assert built.baselines == {}
     assert "| this run | 3 | - |" in (tmp_path / "new" / "report.md").read_text(encoding="utf-8")
@@ -161,7 +162,7 @@ def test_fast_statistic_is_the_metric(texts, smoothing):
     stats = text_metrics.pair_statistics(texts, ["青霉素过敏者用药", "首选青霉素", "甲乙丙丁"])
     asked = [Question(str(i), "题", {"A": "a", "B": "b"}, "A") for i in range(3)]
     rows = comparison.text_rows(
-        [metrics.Graded(q, Prediction(q.id, ""), "A", "", s) for q, s in zip(asked, stats, strict=True)]
+        [grading.Graded(q, Prediction(q.id, ""), "A", "", s) for q, s in zip(asked, stats, strict=True)]
     )
     fast = comparison.text_statistic(smoothing)(rows.sum(0)[None])[0]
     slow = text_metrics.aggregate(stats, smoothing)
@@ -170,7 +171,7 @@ def test_fast_statistic_is_the_metric(texts, smoothing):
 
 
 def test_intervals_hold_the_scores(graded):
-    scores = metrics.score(graded, "standard")
+    scores = grading.score(graded, "standard")
     intervals = comparison.text_intervals(graded, "exp")
     assert set(intervals) == set(comparison.TEXT)
     for name, (low, high) in intervals.items():
@@ -185,7 +186,7 @@ def test_comparison_counts_flips(graded, other):
     assert found["both"] == len(right[0] & right[1])
     assert found["both"] + found["neither"] + len(found["gained"]) + len(found["lost"]) == found["n"] == 79
     assert found["mcnemar_p"] < 0.01
-    a, b = metrics.score(other, "standard"), metrics.score(graded, "standard")
+    a, b = grading.score(other, "standard"), grading.score(graded, "standard")
     for name in ("accuracy", *comparison.TEXT):
         assert found["metrics"][name]["difference"] == pytest.approx(b[name] - a[name], abs=1e-9)
 
@@ -198,7 +199,7 @@ def test_a_run_does_not_differ_from_itself(graded):
 
 
 def test_summary_of_runs(graded, other):
-    scores = {"1": metrics.score(graded, "standard"), "2": metrics.score(other, "standard")}
+    scores = {"1": grading.score(graded, "standard"), "2": grading.score(other, "standard")}
     found = comparison.summarise(scores)["accuracy"]
     pair = [one["accuracy"] for one in scores.values()]
     assert found == {

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from cmexam_tune import collect, reproduce, rows, tiny
+from cmexam_tune import reproduce, tiny
 from cmexam_tune.core.errors import UserError
+from cmexam_tune.paper import results, rows
 
 ROOT = Path(__file__).resolve().parents[1]
 SAMPLE = ROOT / "cmexam_tune" / "sample"
@@ -42,7 +43,7 @@ def environment() -> dict[str, str]:
 
 
 def overall(out: Path) -> dict[str, Any]:
-    found = sorted(out.glob(f"*/seed*/{collect.REPORT}"))
+    found = sorted(out.glob(f"*/seed*/{results.REPORT}"))
     return {str(p.relative_to(out)): json.loads(p.read_text(encoding="utf-8"))["overall"] for p in found}
 
 
@@ -52,7 +53,7 @@ def test_all_methods_two_seeds_killed_in_the_middle(tmp_path: Path, models: list
         command(whole, models, "--table3"), env=environment(), capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    names = sorted(path.parent.name for path in whole.glob(f"*/seed*/{collect.REPORT.parts[0]}"))
+    names = sorted(path.parent.name for path in whole.glob(f"*/seed*/{results.REPORT.parts[0]}"))
     assert names == ["seed1"] * 3 + ["seed1-explain"] * 2 + ["seed2"] * 3 + ["seed2-explain"] * 2
     for name in ("ChatGLM-CMExam", "LLaMA-CMExam", "BERT-CMExam"):
         assert name in done.stdout
@@ -126,7 +127,7 @@ def test_a_published_name_finds_its_recipe() -> None:
 
 
 def put(out: Path, place: str, **overall: Any) -> None:
-    path = out / place / collect.REPORT
+    path = out / place / results.REPORT
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps({"overall": overall}), encoding="utf-8")
     path.with_suffix(".html").write_text("<p>")
@@ -137,7 +138,7 @@ def test_scores_by_hand(tmp_path: Path) -> None:
         put(tmp_path, f"ptuning_chatglm/seed{seed}", n=10000, accuracy=accuracy, weighted_f1=accuracy / 100, bleu1=None)
         put(tmp_path, f"ptuning_chatglm/seed{seed}-explain", n=10000, accuracy=1.0, weighted_f1=0.01, bleu1=31.0 + seed)
     put(tmp_path, "my_own/seed1", n=400, accuracy=50.0, weighted_f1=0.5, bleu1=None)
-    first, second = collect.lines(tmp_path)
+    first, second = results.lines(tmp_path)
     accuracy = first.scores["accuracy"]
     assert (accuracy.mean, accuracy.deviation) == (45.0, pytest.approx(2**0.5))
     half = 1.96 * (45 * 55 / 10000 + 2 / 2) ** 0.5
@@ -145,20 +146,20 @@ def test_scores_by_hand(tmp_path: Path) -> None:
     bleu = first.scores["bleu1"]
     assert bleu.mean == 32.5 and bleu.interval == pytest.approx((32.5 - 12.706 * 0.5, 32.5 + 12.706 * 0.5))
     assert second.row.title == "my_own" and second.scores["accuracy"].deviation is None
-    table = {(line[0], line[1]): line[2:] for line in collect.comparison([first, second]).body}
+    table = {(line[0], line[1]): line[2:] for line in results.comparison([first, second]).body}
     assert table["ChatGLM-CMExam (ptuning_chatglm)", "Acc"][:3] == ("45.00±1.41", "45.3±1.4", "-0.30")
     assert table["ChatGLM-CMExam (ptuning_chatglm)", "BLEU-1"][2] == "+1.40"
     assert table["my_own", "Acc"] == ("50.00", "-", "-", "45.10 to 54.90")
-    wide = collect.table3([first, second])
+    wide = results.table3([first, second])
     assert wide.body[1][:4] == ("  published", "45.3", "45.2", "31.1")
 
 
 def test_the_same_table_in_four_forms(tmp_path: Path) -> None:
-    table = collect.Table(("a_b", "c & d"), (("<甲>", "1±2%"),), "50% of x_1")
+    table = results.Table(("a_b", "c & d"), (("<甲>", "1±2%"),), "50% of x_1")
     assert table.markdown().splitlines()[2] == "| <甲> | 1±2% |"
     latex = table.latex()
     assert r"<甲> & 1$\pm$2\% \\" in latex and r"a\_b & c \& d \\" in latex and latex.count("{") == latex.count("}")
     assert "<td>&lt;甲&gt;</td>" in table._repr_html_()
     assert str(table).splitlines()[:2] == ["a_b   c & d", "<甲>  1±2%"]
-    collect.write(table, tmp_path / "t", ["x/report.html"])
+    results.write(table, tmp_path / "t", ["x/report.html"])
     assert '<a href="x/report.html">' in (tmp_path / "t.html").read_text(encoding="utf-8")

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from cmexam_tune.core.errors import DataError
 from cmexam_tune.core.schema import Question
-from cmexam_tune.exams import RowReport, _rows
+from cmexam_tune.exams import RowReport, _tables
 from cmexam_tune.exams._cells import NO_ANSWER, Cells, Unreadable, check_answer, tell
 
 FACETS = ("exam_type", "exam_class", "exam_subject")
@@ -62,7 +62,7 @@ def _read_file(
     path: Path, published: Mapping[str, str] | None, report: Callable[[RowReport], None]
 ) -> Iterator[Question]:
     reasons, rows, kept = dict[str, int](), dict[str, int](), 0
-    for row, item in _rows.read(path):
+    for row, item in _tables.read(path):
         if row == 1:
             _check_keys(path, item)
         name = _name(path, row, item, published is not None)
@@ -86,7 +86,7 @@ def _read_file(
         raise DataError(f"{path}: no question can be read{f' ({counts})' if counts else ', it holds no items'}.")
 
 
-def _check_keys(path: Path, item: _rows.Row) -> None:
+def _check_keys(path: Path, item: _tables.Row) -> None:
     if "QA_pairs" in item:
         raise DataError(f"{path}: CMB-Clin cases, no multiple-choice questions. Read them with `read_clin`.")
     if missing := [name for name in ("question", "option") if name not in item]:
@@ -97,14 +97,14 @@ def _check_keys(path: Path, item: _rows.Row) -> None:
         )
 
 
-def _name(path: Path, row: int, item: _rows.Row, joined: bool) -> str:
+def _name(path: Path, row: int, item: _tables.Row, joined: bool) -> str:
     name = str(item.get("id", "")).strip() if item.get("id") is not None else ""
     if not name and joined:
         raise DataError(f"{path}: item {row} has no id, --answers are joined by id.")
     return name or f"{path.stem}:{row}"
 
 
-def _question(name: str, reader: Cells, item: _rows.Row, published: Mapping[str, str] | None) -> Question:
+def _question(name: str, reader: Cells, item: _tables.Row, published: Mapping[str, str] | None) -> Question:
     stem = reader.stem(item.get("question"))
     answer = _answer(name, reader, item, published)
     options = reader.options(item.get("option"))
@@ -123,7 +123,7 @@ def _kind(printed: str) -> Literal["single", "multiple"] | None:
     return "single" if any(word in printed for word in _SINGLE) else None
 
 
-def _answer(name: str, reader: Cells, item: _rows.Row, published: Mapping[str, str] | None) -> str | None:
+def _answer(name: str, reader: Cells, item: _tables.Row, published: Mapping[str, str] | None) -> str | None:
     """Return the answer, None where it is unpublished: the file has no `answer` and no answers were given."""
     own = reader.answer(item.get("answer"))
     if published is None:
@@ -138,7 +138,7 @@ def _answer(name: str, reader: Cells, item: _rows.Row, published: Mapping[str, s
     return joined or own
 
 
-def _item(item: _rows.Row) -> dict[str, str]:
+def _item(item: _tables.Row) -> dict[str, str]:
     reader = Cells()
     fields = {"stem": "question", "answer": "answer", "explanation": "explanation"}
     return {name: reader.text(item.get(key)) or "" for name, key in fields.items()}
@@ -146,7 +146,7 @@ def _item(item: _rows.Row) -> dict[str, str]:
 
 def _answers(path: Path) -> dict[str, str]:
     found: dict[str, str] = {}
-    for row, item in _rows.read(path):
+    for row, item in _tables.read(path):
         if missing := [name for name in ("id", "answer") if name not in item]:
             raise DataError(f"{path}: item {row} has no {', '.join(missing)}; an answer needs id and answer.")
         name = str(item["id"]).strip()
@@ -160,7 +160,7 @@ def _answers(path: Path) -> dict[str, str]:
 
 def is_clin(path: Path) -> bool:
     """Whether the first item of the file is a CMB-Clin case."""
-    return "QA_pairs" in next(_rows.read(path), (0, {}))[1]
+    return "QA_pairs" in next(_tables.read(path), (0, {}))[1]
 
 
 def read_clin(path: str | Path) -> Iterator[ClinCase]:
@@ -171,7 +171,7 @@ def read_clin(path: str | Path) -> Iterator[ClinCase]:
         DataError: a case lacks a key or has no question; names the file and the case.
     """
     path, seen = Path(path), set[str]()
-    for row, item in _rows.read(path):
+    for row, item in _tables.read(path):
         where = f"{path}: case {row}"
         name = _clin_text(item, "id", where) if "id" in item else f"{path.stem}:{row}"
         if name in seen:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cmexam_tune.core.errors import DataError
 from cmexam_tune.core.schema import Question
-from cmexam_tune.exams import RowReport, _rows
+from cmexam_tune.exams import RowReport, _tables
 from cmexam_tune.exams._cells import NO_ANSWER, Cells, Unreadable, check_answer, tell
 
 _RATE = "正确率"
@@ -57,7 +57,7 @@ def _read_file(path: Path, report: Callable[[RowReport], None]) -> Iterator[Ques
     kept, reasons = 0, dict[str, int]()
     names: dict[str, str] = {}
     levels: tuple[float, float] | None = None
-    for row, cells in _rows.read(path):
+    for row, cells in _tables.read(path):
         if not names:
             names = _columns(path, list(cells))
             levels = _rate_range(path) if _RATE in cells and "Difficulty level" not in names else None
@@ -80,11 +80,11 @@ def _read_file(path: Path, report: Callable[[RowReport], None]) -> Iterator[Ques
 def _question(
     name: str,
     reader: Cells,
-    cells: _rows.Row,
+    cells: _tables.Row,
     names: Mapping[str, str],
     levels: tuple[float, float] | None,
 ) -> Question:
-    if _rows.EXTRA_CELLS in cells:
+    if _tables.EXTRA_CELLS in cells:
         raise Unreadable("more cells than columns")
     stem = reader.stem(cells.get(names["stem"]))
     answer = reader.answer(cells.get(names["answer"]))
@@ -100,7 +100,7 @@ def _question(
     return Question(name, stem, options, answer, explanation, None, facets)
 
 
-def _item(cells: _rows.Row, names: Mapping[str, str]) -> dict[str, str]:
+def _item(cells: _tables.Row, names: Mapping[str, str]) -> dict[str, str]:
     reader = Cells()
     return {
         field: reader.text(cells.get(names[field])) or "" if field in names else ""
@@ -132,7 +132,7 @@ def _plain(name: str) -> str:
 
 
 def _rate_range(path: Path) -> tuple[float, float] | None:
-    rates = (_rate(cells.get(_RATE)) for _, cells in _rows.read(path))
+    rates = (_rate(cells.get(_RATE)) for _, cells in _tables.read(path))
     low, high = float("inf"), float("-inf")
     for rate in rates:
         if rate is not None:

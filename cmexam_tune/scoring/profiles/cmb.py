@@ -10,7 +10,7 @@ questions. One difference: four published gold answers are unsorted, here gold a
 import re
 
 from cmexam_tune.core.schema import Question
-from cmexam_tune.profiles import Profile, Reading
+from cmexam_tune.scoring.profiles import Profile, Reading
 
 SCRIPT = "CMB/src/utils.py:match_choice"
 _CUE = re.compile(r"(?:答案|正确选项)(?:是|：|为|应该是|应该为)(.*?)(?:。|\.|$)", re.S)

@@ -13,7 +13,7 @@ import yaml
 from cmexam_tune.core.schema import Scores
 
 if TYPE_CHECKING:
-    from cmexam_tune.metrics import Graded
+    from cmexam_tune.scoring.grading import Graded
 
 Scorer = Callable[[Sequence["Graded"]], Scores]
 

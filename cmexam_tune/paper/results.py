@@ -9,9 +9,9 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from cmexam_tune import rows
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.core.files import atomic_write
+from cmexam_tune.paper import rows
 
 REPORT = Path("report") / "report.json"
 EXPLAIN = "-explain"

@@ -9,13 +9,14 @@ from typing import Any
 
 import yaml
 
-from cmexam_tune import baselines, breakdowns, comparison, metrics, profiles, report_html, report_text
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.core.files import atomic_write, check_output
 from cmexam_tune.core.schema import Report, Scores
 from cmexam_tune.core.variants import suggest
-from cmexam_tune.metrics import Graded
-from cmexam_tune.profiles import Profile
+from cmexam_tune.report import page, tables
+from cmexam_tune.scoring import baselines, breakdowns, comparison, grading, profiles
+from cmexam_tune.scoring.grading import Graded
+from cmexam_tune.scoring.profiles import Profile
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,9 @@ class FullReport(Report):
 @cache
 def published_numbers() -> dict[str, Any]:
     """Return the published reference numbers by exam: `cmexam`, `cmb`."""
-    loaded: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("published.yaml").read_text(encoding="utf-8"))
+    loaded: dict[str, Any] = yaml.safe_load(
+        Path(__file__).resolve().parents[1].joinpath("paper", "published.yaml").read_text(encoding="utf-8")
+    )
     return loaded
 
 
@@ -44,7 +47,7 @@ def build(
     """Return the report of one run.
 
     Args:
-        graded: What `metrics.grade` returned, all questions.
+        graded: What `grading.grade` returned, all questions.
         profile: The profile it was graded by.
         provenance: What was scored and how it was made, taken over as it is.
         published: Exam whose published numbers are shown beside the run: `cmexam` or `cmb`.
@@ -60,7 +63,7 @@ def build(
         )
 
     def score(some: Sequence[Graded]) -> Scores:
-        return metrics.score(some, rules)
+        return grading.score(some, rules)
 
     facets = breakdowns.by_facet(graded, score)
     return FullReport(
@@ -110,11 +113,11 @@ def write(
     value = as_object(report, compared)
     texts = {
         "report.json": json.dumps(value, ensure_ascii=False, indent=2) + "\n",
-        "report.md": report_text.markdown(value),
-        "report.html": report_html.page(value, graded),
+        "report.md": tables.markdown(value),
+        "report.html": page.page(value, graded),
     }
     if latex:
-        texts["report.tex"] = report_text.latex(value)
+        texts["report.tex"] = tables.latex(value)
     paths = [check_output(Path(out) / name, overwrite) for name in texts]
     for path, text in zip(paths, texts.values(), strict=True):
         with atomic_write(path) as handle:

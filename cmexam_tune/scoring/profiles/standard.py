@@ -4,8 +4,8 @@ from functools import partial
 
 from cmexam_tune import answers
 from cmexam_tune.core.schema import Question
-from cmexam_tune.profiles import Profile, Reading
-from cmexam_tune.text_metrics import pair_statistics, signature
+from cmexam_tune.scoring.profiles import Profile, Reading
+from cmexam_tune.scoring.text_metrics import pair_statistics, signature
 
 
 def read(text: str, question: Question) -> Reading:

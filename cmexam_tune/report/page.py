@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cmexam_tune.metrics import Graded
-from cmexam_tune.report_text import markdown
+from cmexam_tune.report.tables import markdown
+from cmexam_tune.scoring.grading import Graded
 
-PAGE = Path(__file__).with_name("page")
+PAGE = Path(__file__).with_name("assets")
 LONGEST = 4000
 """Characters of an output that are shown; a model that never stops must not make the page unusable."""
 

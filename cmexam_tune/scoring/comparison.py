@@ -4,13 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from cmexam_tune import significance
 from cmexam_tune.core.schema import Scores
-from cmexam_tune.metrics import Graded
-from cmexam_tune.text_metrics import BLEU_ORDERS, ORDERS
+from cmexam_tune.scoring import significance
+from cmexam_tune.scoring.grading import Graded
+from cmexam_tune.scoring.text_metrics import BLEU_ORDERS, ORDERS
 
 if TYPE_CHECKING:
-    from cmexam_tune.significance import Matrix
+    from cmexam_tune.scoring.significance import Matrix
 
 TEXT = (*(f"bleu{n}" for n in BLEU_ORDERS), "rouge1", "rouge2", "rougeL")
 SUMMARY = ("accuracy", "weighted_f1", *TEXT)

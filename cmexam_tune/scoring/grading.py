@@ -5,11 +5,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from cmexam_tune import profiles, significance, text_metrics
 from cmexam_tune.core.errors import DataError
 from cmexam_tune.core.schema import Prediction, Question, Scores
-from cmexam_tune.profiles import Profile
-from cmexam_tune.text_metrics import PairStatistics
+from cmexam_tune.scoring import profiles, significance, text_metrics
+from cmexam_tune.scoring.profiles import Profile
+from cmexam_tune.scoring.text_metrics import PairStatistics
 
 _UNREAD = "无答案"
 _SHOWN = 5

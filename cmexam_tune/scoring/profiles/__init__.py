@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.core.schema import Question
 from cmexam_tune.core.variants import suggest
-from cmexam_tune.text_metrics import PairStatistics
+from cmexam_tune.scoring.text_metrics import PairStatistics
 
 
 class Reading(NamedTuple):

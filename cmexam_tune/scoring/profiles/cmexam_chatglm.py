@@ -9,8 +9,8 @@ import re
 from collections.abc import Sequence
 
 from cmexam_tune.core.schema import Question
-from cmexam_tune.profiles import Profile, Reading, _cmexam
-from cmexam_tune.text_metrics import PairStatistics
+from cmexam_tune.scoring.profiles import Profile, Reading, _cmexam
+from cmexam_tune.scoring.text_metrics import PairStatistics
 
 SCRIPT = "CMExam/evaluate_chatglm_result.py"
 

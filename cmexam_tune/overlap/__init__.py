@@ -1,0 +1,1 @@
+"""Questions that occur more than once, in one file or in several."""

@@ -1,0 +1,1 @@
+"""The papers: their rows and numbers, and the runs that were made beside them."""

@@ -1,0 +1,1 @@
+"""Scores: from questions and predictions to numbers that can be trusted."""

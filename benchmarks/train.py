@@ -55,8 +55,9 @@ def ready(job):
     """Model with LoRA, arguments and encoded rows: what every side starts from."""
     import torch
 
-    from cmexam_tune import runs, train
+    from cmexam_tune import train
     from cmexam_tune.families import Loaded
+    from cmexam_tune.runfolder import runs
     from cmexam_tune.training import arguments
 
     settings = recipe(job)
@@ -150,9 +151,9 @@ def plain(job):
 
 def ours(job):
     """Side c: the trainer of `cmexam_tune.train`, without writing the adapter."""
-    from cmexam_tune.features import Encoded
+    from cmexam_tune.batching import data as datas
+    from cmexam_tune.models.features import Encoded
     from cmexam_tune.training import arguments as layouts
-    from cmexam_tune.training import data as datas
     from cmexam_tune.training import trainer as trainers
 
     settings, args, family, loaded, rows = ready(job)

@@ -42,8 +42,8 @@ def load(run: str | Path, overrides: Sequence[str] = ()) -> "tuple[Config, Loade
     """
     import torch
 
-    from cmexam_tune import runs
     from cmexam_tune.families import Loaded
+    from cmexam_tune.runfolder import runs
 
     family = runs.open_run(run, overrides).config.model.family
     module: Any = variants.load("families", family)
@@ -63,16 +63,16 @@ def reply(settings: Config, loaded: "Loaded", messages: Messages) -> Reply:
     Raises:
         UserError: the last message is not the user's, or unusable generation settings.
     """
-    from cmexam_tune.families import _causal, _decode
+    from cmexam_tune.models import causal, decode
 
     if not messages or messages[-1]["role"] != "user":
         raise UserError("the last message must have the role user.")
     codec: Any = variants.load("families", settings.model.family).codec
-    if not isinstance(codec, _causal.Codec):  # families with several releases choose one by the tokenizer
+    if not isinstance(codec, causal.Codec):  # families with several releases choose one by the tokenizer
         codec = codec(loaded.tokenizer, settings.prompt)
     ids = _prompt_ids(settings, loaded, messages, codec)
     nothing = Question("chat", "?", {"A": "?", "B": "?"}, None)
-    answered = next(_decode.generate(codec, loaded, [_decode.Asked(nothing, ids)], settings))
+    answered = next(decode.generate(codec, loaded, [decode.Asked(nothing, ids)], settings))
     text = answered.text.strip()
     return Reply(text, len(ids), len(loaded.tokenizer(text, add_special_tokens=False)["input_ids"]))
 

@@ -50,7 +50,7 @@ def export(
     Raises:
         UserError: a combination that cannot be, an output that exists, or an export that answers differently.
     """
-    from cmexam_tune import runs
+    from cmexam_tune.runfolder import runs
 
     target = files.check_output(out, overwrite)
     settings = runs.open_run(run, overrides).config
@@ -74,7 +74,7 @@ def export(
 
 def _format(settings: Config, merge: bool, wanted: Format | None) -> Format:
     """Return the format, or say why it cannot be."""
-    from cmexam_tune import runs
+    from cmexam_tune.runfolder import runs
 
     method, standalone = settings.tuning.method, runs.parts(settings)[1].standalone
     chosen: Format = wanted or ("hf" if merge or standalone else "peft")
@@ -100,7 +100,7 @@ def _format(settings: Config, merge: bool, wanted: Format | None) -> Format:
 
 def _whole(settings: Config, loaded: "Loaded", adapter: Path, out: Path) -> None:
     """Write a plain transformers model: merged if the run is an adapter."""
-    from cmexam_tune import runs
+    from cmexam_tune.runfolder import runs
 
     family: Any = runs.parts(settings)[0]
     expected = logits(loaded)
@@ -123,8 +123,8 @@ def _adapter(settings: Config, loaded: "Loaded", adapter: Path, out: Path) -> No
     """Copy the adapter, with the tokenizer, and read it back with PEFT alone."""
     from peft import PeftModel
 
-    from cmexam_tune import runs
     from cmexam_tune.families import Loaded
+    from cmexam_tune.runfolder import runs
 
     shutil.copytree(adapter, out, dirs_exist_ok=True)
     loaded.tokenizer.save_pretrained(out)

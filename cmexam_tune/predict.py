@@ -79,7 +79,7 @@ def _settings(source: str | Path | Config, overrides: Sequence[str]) -> Config:
             raise ConfigError("overrides change a recipe; with a Config use dataclasses.replace.")
         return source
     if Path(source).is_dir():
-        from cmexam_tune import runs
+        from cmexam_tune.runfolder import runs
 
         return runs.open_run(source, overrides).config
     return config.load(source, overrides)
@@ -91,7 +91,7 @@ def _load(settings: Config, run: Path | None, overrides: Sequence[str]) -> "Load
     from cmexam_tune.families import Loaded
 
     if run is not None:
-        from cmexam_tune import runs
+        from cmexam_tune.runfolder import runs
 
         _, loaded = runs.load(run, overrides)
     else:

@@ -4,11 +4,11 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from cmexam_tune import runs
 from cmexam_tune.core import cli, config, files, jsonl
 from cmexam_tune.core.config import Config
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.core.schema import Question
+from cmexam_tune.runfolder import runs
 
 
 def train(

@@ -9,11 +9,12 @@ import train_helpers
 
 torch = pytest.importorskip("torch")
 
-from cmexam_tune import runs, tiny, train
+from cmexam_tune import tiny, train
+from cmexam_tune.batching.batches import Layout, StepSampler, label_count, length, order, slots, spread
 from cmexam_tune.core import config
 from cmexam_tune.families import Loaded
+from cmexam_tune.runfolder import runs
 from cmexam_tune.training import logits
-from cmexam_tune.training.batches import Layout, StepSampler, label_count, length, order, slots, spread
 
 
 def lengths(count: int, seed: int = 0) -> list[int]:

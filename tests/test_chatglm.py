@@ -23,8 +23,8 @@ from cmexam_tune.families.chatglm import tokenization as tokens
 from cmexam_tune.families.chatglm.configuration import ChatGLM2Config, ChatGLMConfig
 from cmexam_tune.families.chatglm.modeling_v1 import ChatGLMForCausalLM
 from cmexam_tune.families.chatglm.modeling_v2 import ChatGLM2ForCausalLM
+from cmexam_tune.models.prefix import Shape
 from cmexam_tune.tuning import lora, ptuning
-from cmexam_tune.tuning._prefix import Shape
 
 OWN = Path(__file__).resolve().parent / "golden_chatglm"
 VERSIONS = ("v1", "v2")

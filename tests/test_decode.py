@@ -13,7 +13,8 @@ from cmexam_tune.core import variants
 from cmexam_tune.core.config import Config
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.core.schema import Question
-from cmexam_tune.families import Loaded, _decode, _legal, llama
+from cmexam_tune.families import Loaded, llama
+from cmexam_tune.models import decode, legal
 
 MODES = ("generate", "constrained", "likelihood")
 
@@ -68,10 +69,10 @@ def test_likelihood_is_the_sum_of_token_log_probabilities(model: tuple[Loaded, C
     loaded, config = model
     config = replace(set_generation(config, answer_sets=sets, batch_size=3), prompt=replace(config.prompt, style=style))
     some = questions(4) if sets == "single" else questions(2)
-    asked = _decode.ask(llama.codec, loaded, some, config)
-    for item, scores in _decode.likelihoods(llama.codec, loaded, asked, config):
-        legal = _decode.legal_answers(llama.codec, loaded, item.question, config)
-        assert set(scores) == set(legal) == set(_legal.letter_sets(item.question, config))
+    asked = decode.ask(llama.codec, loaded, some, config)
+    for item, scores in decode.likelihoods(llama.codec, loaded, asked, config):
+        legal = decode.legal_answers(llama.codec, loaded, item.question, config)
+        assert set(scores) == set(legal) == set(legal.letter_sets(item.question, config))
         for letters, ids in legal.items():
             with torch.no_grad():
                 logits = loaded.model(input_ids=torch.tensor([item.ids + ids])).logits[0]
@@ -104,7 +105,7 @@ def test_only_legal_answers(model: tuple[Loaded, Config], mode: str, sets: str, 
     asked = {q.id: q for q in questions(5)}
     for prediction in llama.answer(loaded, list(asked.values()), config):
         q = asked[prediction.question_id]
-        assert prediction.answer in _legal.letter_sets(q, config)
+        assert prediction.answer in legal.letter_sets(q, config)
         assert prediction.text == prompts.answer_head(q, prediction.answer or "", "answer")
         from cmexam_tune import answers
 
@@ -116,8 +117,8 @@ def test_constrained_takes_the_best_legal_token_at_each_step(model: tuple[Loaded
     loaded, config = model
     config = set_generation(config, mode="constrained", answer_sets="multiple")
     for q in questions(3):
-        (item,) = _decode.ask(llama.codec, loaded, [q], config)
-        legal = list(_decode.legal_answers(llama.codec, loaded, q, config).values())
+        (item,) = decode.ask(llama.codec, loaded, [q], config)
+        legal = list(decode.legal_answers(llama.codec, loaded, q, config).values())
         start = len(item.ids)
 
         def allowed(_: int, ids: torch.Tensor, start: int = start, legal: list[list[int]] = legal) -> list[int]:
@@ -139,7 +140,7 @@ def test_constrained_takes_the_best_legal_token_at_each_step(model: tuple[Loaded
 def test_generate_is_greedy_and_equals_a_loop_without_cache(model: tuple[Loaded, Config]) -> None:
     loaded, config = model
     for q in questions(3):
-        (item,) = _decode.ask(llama.codec, loaded, [q], config)
+        (item,) = decode.ask(llama.codec, loaded, [q], config)
         ids = list(item.ids)
         for _ in range(8):
             with torch.no_grad():
@@ -163,7 +164,7 @@ def test_generate_is_greedy_and_equals_a_loop_without_cache(model: tuple[Loaded,
 )
 def test_letter_sets(kind: str | None, sets: str, count: int) -> None:
     config = set_generation(make_config(), answer_sets=sets)
-    found = _legal.letter_sets(question(1, kind=kind), config)
+    found = legal.letter_sets(question(1, kind=kind), config)
     assert len(found) == len(set(found)) == count
     assert all(letters == "".join(sorted(set(letters))) for letters in found)
 
@@ -172,7 +173,7 @@ def test_a_letter_that_starts_others_is_ended() -> None:
     """Without an end A would always win over AC."""
     config = set_generation(make_config(), answer_sets="multiple")
     loaded = llama.load(config.model)
-    legal = _decode.legal_answers(llama.codec, loaded, question(1), config)
+    legal = decode.legal_answers(llama.codec, loaded, question(1), config)
     for one, other in itertools.permutations(legal.values(), 2):
         assert other[: len(one)] != one
     assert all(row[-1] == loaded.tokenizer.eos_token_id for row in legal.values())
@@ -185,8 +186,8 @@ def test_prior_normalisation_takes_off_what_a_blank_question_gives(model: tuple[
     blank = replace(q, stem="…", options=dict.fromkeys(q.options, "…"))
 
     def scores(which: Question) -> dict[str, float]:
-        ((_, found),) = _decode.likelihoods(
-            llama.codec, loaded, _decode.ask(llama.codec, loaded, [which], config), config
+        ((_, found),) = decode.likelihoods(
+            llama.codec, loaded, decode.ask(llama.codec, loaded, [which], config), config
         )
         return found
 
@@ -255,8 +256,8 @@ def test_chatglm_answers_in_all_three_ways(family: str, method: str) -> None:
         assert mode == "generate" or all(p.answer for p in found[0].values())
     codec = chatglm.codec(tokenizer, config.prompt)
     lead = codec.generation_prefix(tokenizer)
-    for item, scores in _decode.likelihoods(codec, loaded, _decode.ask(codec, loaded, asked[:3], config), config):
-        for letters, ids in _decode.legal_answers(codec, loaded, item.question, config).items():
+    for item, scores in decode.likelihoods(codec, loaded, decode.ask(codec, loaded, asked[:3], config), config):
+        for letters, ids in decode.legal_answers(codec, loaded, item.question, config).items():
             with torch.no_grad():
                 logs = torch.log_softmax(
                     tuned_model(input_ids=torch.tensor([item.ids + lead + ids])).logits[0].float(), -1

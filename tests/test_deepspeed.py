@@ -15,8 +15,8 @@ pytest.importorskip("deepspeed")
 
 from safetensors.torch import load_file
 
-from cmexam_tune import runs
 from cmexam_tune.core import config
+from cmexam_tune.runfolder import runs
 from cmexam_tune.train import train
 
 

@@ -13,12 +13,12 @@ import train_helpers
 
 pytest.importorskip("torch")
 
-from cmexam_tune import runs
+from cmexam_tune.batching import encoding
 from cmexam_tune.core import config, jsonl
 from cmexam_tune.core.schema import Question
 from cmexam_tune.families import Family, Loaded
-from cmexam_tune.features import Encoded
-from cmexam_tune.training import encoding
+from cmexam_tune.models.features import Encoded
+from cmexam_tune.runfolder import runs
 
 World = tuple[config.Config, Family, Loaded, list[Question]]
 

@@ -8,9 +8,10 @@ import train_helpers
 
 torch = pytest.importorskip("torch")
 
-from cmexam_tune import runs, tiny
+from cmexam_tune import tiny
 from cmexam_tune import train as program
 from cmexam_tune.core import config
+from cmexam_tune.runfolder import runs
 from cmexam_tune.train import read, train
 from cmexam_tune.training import estimate
 
@@ -84,7 +85,8 @@ def test_memory_by_stage(folder: Path) -> None:
     questions = read(settings.data.train, None, "train")
     loaded = module.load(settings.model, questions)
     model: Any = tuning.attach(loaded.model, module, settings.tuning.settings)
-    from cmexam_tune.training import arguments, data
+    from cmexam_tune.batching import data
+    from cmexam_tune.training import arguments
 
     rows = data.rows(module, loaded, module.encode(loaded, questions, settings.prompt, settings.model))
     plan = data.Data(rows, arguments.layout(settings, 4))

@@ -10,10 +10,11 @@ from modelkit import make_config, questions
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from cmexam_tune import export, runs
+from cmexam_tune import export
 from cmexam_tune.__main__ import main
 from cmexam_tune.core import jsonl
 from cmexam_tune.core.errors import UserError
+from cmexam_tune.runfolder import runs
 from cmexam_tune.train import train
 
 METHODS: dict[str, dict[str, Any]] = {

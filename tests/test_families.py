@@ -15,8 +15,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, T5Config, T5ForCondit
 from cmexam_tune import prompts, tiny
 from cmexam_tune.core import variants
 from cmexam_tune.core.errors import UserError
-from cmexam_tune.families import Loaded, _causal, llama
-from cmexam_tune.features import IGNORE_INDEX
+from cmexam_tune.families import Loaded, llama
+from cmexam_tune.models import causal
+from cmexam_tune.models.features import IGNORE_INDEX
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +84,7 @@ def test_collate_layout(loaded: Loaded) -> None:
     apart = llama.collate(loaded, [[row] for row in rows])
     # Causal attention never looks at padding on the right; families that need to know of it take the shared batch.
     assert set(apart) == {"input_ids", "labels"}
-    masked = _causal.collate(loaded, [[row] for row in rows])
+    masked = causal.collate(loaded, [[row] for row in rows])
     assert set(masked) == {"input_ids", "labels", "attention_mask"}
     assert masked["attention_mask"].tolist() == [[1, 1, 1, 0], [1, 1, 1, 1], [1, 1, 0, 0]]
     assert apart["labels"][2].tolist() == [-100, 6, -100, -100]

@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 from modelkit import question
 
-from cmexam_tune import features, prompts
+from cmexam_tune import prompts
 from cmexam_tune.core.schema import Question
-from cmexam_tune.features import IGNORE_INDEX, Encoded
+from cmexam_tune.models import features
+from cmexam_tune.models.features import IGNORE_INDEX, Encoded
 
 EOS = 1
 calls: list[int] = []

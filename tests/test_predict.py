@@ -136,7 +136,7 @@ def test_a_foreign_file_is_not_touched(asked: Path, recipe: Path, tmp_path: Path
 def test_a_run_folder_answers_as_its_model_did(asked: Path, tmp_path: Path) -> None:
     from modelkit import make_config
 
-    from cmexam_tune import runs
+    from cmexam_tune.runfolder import runs
     from cmexam_tune.train import train
 
     config = make_config(

@@ -15,10 +15,10 @@ torch = pytest.importorskip("torch")
 
 from safetensors.torch import load_file
 
-from cmexam_tune import runs
 from cmexam_tune import train as program
 from cmexam_tune.core import config
 from cmexam_tune.core.errors import ConfigError, UserError
+from cmexam_tune.runfolder import runs
 from cmexam_tune.train import train
 from cmexam_tune.training import callbacks, checkpoints
 

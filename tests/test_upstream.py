@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from cmexam_tune import tiny, upstream
+from cmexam_tune import tiny
 from cmexam_tune.core import config, jsonl
 from cmexam_tune.core.config import external
 from cmexam_tune.core.errors import ConfigError, DataError
 from cmexam_tune.core.schema import Prediction, Question
+from cmexam_tune.upstream.translation import translation
 
 ROOT = Path(__file__).resolve().parents[1]
 SAMPLE = ROOT / "cmexam_tune" / "sample" / "cmexam"
@@ -59,7 +60,7 @@ def names(line: str) -> set[str]:
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
     made: list[Call] = []
-    monkeypatch.setattr(upstream, "_call", lambda program, arguments: made.append((program, list(arguments))))
+    monkeypatch.setattr(translation, "_call", lambda program, arguments: made.append((program, list(arguments))))
     return made
 
 
@@ -77,7 +78,7 @@ def translated(name: str, line: str, calls: list[Call], **places: Any) -> tuple[
     module = shim(name)
     words = shlex.split(line.format(**places))
     with pytest.raises(SystemExit) as done:
-        upstream.run(module["RECIPE"], module["FLAGS"], module["GONE"], words, predict="infer" in name)
+        translation.run(module["RECIPE"], module["FLAGS"], module["GONE"], words, predict="infer" in name)
     assert done.value.code == 0
     return calls[-1]
 
@@ -179,28 +180,32 @@ def test_predictions_by_run_adapter_or_nothing(data: Path, calls: list[Call], tm
 def test_wrong_command_lines(line: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     module = shim("lora/finetune.py")
     with pytest.raises(SystemExit) as done:
-        upstream.run(module["RECIPE"], module["FLAGS"], module["GONE"], shlex.split(line))
+        translation.run(module["RECIPE"], module["FLAGS"], module["GONE"], shlex.split(line))
     assert done.value.code == 2
     assert message in capsys.readouterr().err
 
 
 def test_parse() -> None:
     known = ["a", "b_c", "d"]
-    assert upstream.parse(["--a", "--b-c=x=y", "--d", "-1", "--a", "2"], known) == {"a": "2", "b_c": "x=y", "d": "-1"}
+    assert translation.parse(["--a", "--b-c=x=y", "--d", "-1", "--a", "2"], known) == {
+        "a": "2",
+        "b_c": "x=y",
+        "d": "-1",
+    }
     with pytest.raises(ConfigError):
-        upstream.parse(["--e"], known)
+        translation.parse(["--e"], known)
 
 
 def test_questions_behind_a_file(data: Path, tmp_path: Path) -> None:
     own = str(data / "train.questions.jsonl")
-    assert upstream.questions(own) == (own, None)
+    assert translation.questions(own) == (own, None)
     (data / "train_prompt_4.json").write_text('{"prompt": "p", "completion": "c", "id": "4"}\n')
-    assert upstream.questions(str(data / "train_prompt_4.json")) == (own, "4")
-    assert upstream.questions(str(data / "train.json")) == (own, None)
+    assert translation.questions(str(data / "train_prompt_4.json")) == (own, "4")
+    assert translation.questions(str(data / "train.json")) == (own, None)
     lonely = tmp_path / "prompts.json"
     lonely.write_text('{"prompt": "p", "completion": "c"}\n')
     with pytest.raises(DataError, match="rendered prompts only"):
-        upstream.questions(str(lonely))
+        translation.questions(str(lonely))
 
 
 def sh(*command: object) -> str:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from cmexam_tune.core.config import Config, ModelConfig, PromptConfig
 from cmexam_tune.core.schema import Prediction, Question
-from cmexam_tune.features import Encoded
+from cmexam_tune.models.features import Encoded
 
 if TYPE_CHECKING:
     import torch

@@ -16,12 +16,13 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
 )
 
-from cmexam_tune import features, prompts
+from cmexam_tune import prompts
 from cmexam_tune.core.config import Config, ModelConfig, PromptConfig
 from cmexam_tune.core.errors import ConfigError, UserError
 from cmexam_tune.core.schema import Prediction, Question
-from cmexam_tune.families import Loaded, _checkpoint
-from cmexam_tune.features import IGNORE_INDEX, Encoded, Ids, Truncation
+from cmexam_tune.families import Loaded
+from cmexam_tune.models import checkpoint, features
+from cmexam_tune.models.features import IGNORE_INDEX, Encoded, Ids, Truncation
 
 task: Literal["classify"] = "classify"
 lora_targets: tuple[str, ...] = ("query", "value")
@@ -39,7 +40,7 @@ def load(model: ModelConfig, questions: Sequence[Question] | None = None) -> Loa
     Raises:
         UserError: the path does not exist, holds no encoder, or nothing says what the labels are.
     """
-    config = _checkpoint.read_config(model)
+    config = checkpoint.read_config(model)
     kind, name = config.model_type, model.model_name_or_path
     if config.is_encoder_decoder or kind not in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
         raise UserError(f"{name}: is no encoder ({kind}); family bert needs one. For a decoder set model.family=llama.")
@@ -58,14 +59,14 @@ def load(model: ModelConfig, questions: Sequence[Question] | None = None) -> Loa
     config.label2id = {label: i for i, label in enumerate(labels)}
     classifier: Any = AutoModelForSequenceClassification._model_mapping[type(config)]
     prefix = classifier.base_model_prefix + "."
-    encoder = _checkpoint.read_weights(
+    encoder = checkpoint.read_weights(
         AutoModelForSequenceClassification,
         model,
         config,
         # The head is new unless it was trained here; models tuned only on masked words have no pooler.
         lambda key: stored is None and (not key.startswith(prefix) or ".pooler." in key),
     )
-    return Loaded(encoder, _checkpoint.read_tokenizer(model))
+    return Loaded(encoder, checkpoint.read_tokenizer(model))
 
 
 def _labels(

@@ -14,8 +14,9 @@ from cmexam_tune import prompts
 from cmexam_tune.core.config import Config, ModelConfig, PromptConfig
 from cmexam_tune.core.errors import ConfigError, UserError, first_line
 from cmexam_tune.core.schema import Prediction, Question
-from cmexam_tune.families import Loaded, _causal, _checkpoint, _decode
-from cmexam_tune.features import Encoded, Ids
+from cmexam_tune.families import Loaded
+from cmexam_tune.models import causal, checkpoint, decode
+from cmexam_tune.models.features import Encoded, Ids
 
 task: Literal["generate"] = "generate"
 lora_targets: tuple[str, ...] = ("q_proj", "v_proj")
@@ -30,7 +31,7 @@ def load(model: ModelConfig, questions: Sequence[Question] | None = None) -> Loa
     """
     if model.head is not None:
         raise ConfigError(f"model.head={model.head}: family {model.family} writes its answers and has no head.")
-    config = _checkpoint.read_config(model)
+    config = checkpoint.read_config(model)
     kind, name = config.model_type, model.model_name_or_path
     if config.is_encoder_decoder:
         raise UserError(f"{name}: is an encoder-decoder ({kind}); family llama needs a decoder.")
@@ -38,8 +39,8 @@ def load(model: ModelConfig, questions: Sequence[Question] | None = None) -> Loa
         raise UserError(f"{name}: is an encoder ({kind}). Set model.family=bert, or name a decoder.")
     if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not model.trust_remote_code:
         raise UserError(f"{name}: transformers has no text-generating model for type {kind!r}.")
-    decoder = _checkpoint.read_weights(AutoModelForCausalLM, model, config)
-    tokenizer = _checkpoint.read_tokenizer(model)
+    decoder = checkpoint.read_weights(AutoModelForCausalLM, model, config)
+    tokenizer = checkpoint.read_tokenizer(model)
     if model.adapter_name_or_path is not None:
         decoder, tokenizer = merge_adapter(decoder, tokenizer, model)
     if tokenizer.eos_token_id is None:
@@ -66,12 +67,12 @@ def merge_adapter(
     if (here.is_dir() or folder.count("/") != 1) and not (here / "adapter_config.json").is_file():
         raise UserError(f"model.adapter_name_or_path={folder}: holds no adapter_config.json, so it is no PEFT adapter.")
     if here.is_dir() and any((here / file).is_file() for file in ("tokenizer.json", "tokenizer.model")):
-        tokenizer = _checkpoint.read_tokenizer(model, folder)
+        tokenizer = checkpoint.read_tokenizer(model, folder)
         if len(tokenizer) > embeddings.num_embeddings:
             decoder.resize_token_embeddings(len(tokenizer))
     try:
         merged: PreTrainedModel = PeftModel.from_pretrained(decoder, folder).merge_and_unload(safe_merge=True)
-    except (*_checkpoint.LOADING, AttributeError) as error:
+    except (*checkpoint.LOADING, AttributeError) as error:
         raise UserError(
             f"model.adapter_name_or_path={folder}: cannot be merged into {model.model_name_or_path} "
             f"({first_line(error)})."
@@ -99,12 +100,12 @@ def target_ids(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[Ids
     return [[*row, int(tokenizer.eos_token_id)] for row in rows]
 
 
-codec = _causal.Codec(source_ids, target_ids, generation_prefix=lambda tokenizer: [])
+codec = causal.Codec(source_ids, target_ids, generation_prefix=lambda tokenizer: [])
 
 
 def encode(loaded: Loaded, questions: Sequence[Question], prompt: PromptConfig, model: ModelConfig) -> Encoded:
     """Return training rows; see `_causal.encode`."""
-    return _causal.encode(codec, loaded, questions, prompt)
+    return causal.encode(codec, loaded, questions, prompt)
 
 
 def collate(loaded: Loaded, groups: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, torch.Tensor]:
@@ -118,11 +119,11 @@ def collate(loaded: Loaded, groups: Sequence[Sequence[Mapping[str, Any]]]) -> di
     """
     if is_flash_attention_requested(loaded.model.config):
         groups = [[row for group in groups for row in group]]
-    batch = _causal.collate(loaded, groups)
+    batch = causal.collate(loaded, groups)
     batch.pop("attention_mask", None)
     return batch
 
 
 def answer(loaded: Loaded, questions: Sequence[Question], config: Config) -> Iterator[Prediction]:
     """Yield one prediction for each question; see `_decode.answer`."""
-    return _decode.answer(codec, loaded, questions, config)
+    return decode.answer(codec, loaded, questions, config)

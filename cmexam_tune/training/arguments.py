@@ -12,11 +12,11 @@ import torch
 from transformers import TrainingArguments
 from transformers.utils.import_utils import is_liger_kernel_available
 
+from cmexam_tune.batching.batches import Layout
 from cmexam_tune.core import cli
 from cmexam_tune.core.config import Config
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.training import precision
-from cmexam_tune.training.batches import Layout
 
 STAGES = ("zero2", "zero3", "zero3_offload")
 

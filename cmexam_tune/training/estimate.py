@@ -8,12 +8,14 @@ from typing import Any
 
 import torch
 
-from cmexam_tune import runs
+from cmexam_tune.batching import encoding
+from cmexam_tune.batching.data import Data, rows
 from cmexam_tune.core.config import Config
 from cmexam_tune.core.schema import Question
-from cmexam_tune.families import Loaded, _checkpoint
-from cmexam_tune.training import arguments, encoding, precision
-from cmexam_tune.training.data import Data, rows
+from cmexam_tune.families import Loaded
+from cmexam_tune.models import checkpoint
+from cmexam_tune.runfolder import runs
+from cmexam_tune.training import arguments, precision
 
 STAGES = (0, 2, 3)
 GIB = 1024**3
@@ -62,7 +64,7 @@ def dry_run(config: Config, questions: list[Question]) -> Estimate:
     """
     world = arguments.world_size()
     family, method = runs.parts(config)
-    with _checkpoint.shapes_only():
+    with checkpoint.shapes_only():
         # An adapter under the base adds no parameters once it is merged.
         loaded = family.load(dataclasses.replace(config.model, adapter_name_or_path=None), questions)
         with torch.device("meta"):

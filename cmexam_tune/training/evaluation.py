@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy
 import torch
 
+from cmexam_tune.batching.batches import Plan, length, spread
 from cmexam_tune.training import processes
-from cmexam_tune.training.batches import Plan, length, spread
 
 if TYPE_CHECKING:
     from cmexam_tune.training.trainer import ExamTrainer

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from cmexam_tune.features import IGNORE_INDEX
+from cmexam_tune.models.features import IGNORE_INDEX
 
 CHUNK = 256
 """Labels whose logits exist at once: 32 MB for a vocabulary of 32,000."""

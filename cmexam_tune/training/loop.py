@@ -7,15 +7,16 @@ from typing import Any, cast
 
 from transformers import EarlyStoppingCallback, PrinterCallback, ProgressCallback, TrainingArguments, set_seed
 
-from cmexam_tune import runs
+from cmexam_tune.batching import encoding
+from cmexam_tune.batching.data import Data, rows
 from cmexam_tune.core import cli
 from cmexam_tune.core.config import Config
 from cmexam_tune.core.errors import ConfigError, first_line
 from cmexam_tune.core.schema import Question
 from cmexam_tune.families import Family, Loaded
+from cmexam_tune.runfolder import runs
 from cmexam_tune.training import arguments as arguments_of
-from cmexam_tune.training import callbacks, checkpoints, encoding, guards, precision, processes, selfcheck
-from cmexam_tune.training.data import Data, rows
+from cmexam_tune.training import callbacks, checkpoints, guards, precision, processes, selfcheck
 from cmexam_tune.training.trainer import ExamTrainer
 from cmexam_tune.tuning import Method
 

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from cmexam_tune import runs
+from cmexam_tune.batching.batches import Plan
 from cmexam_tune.core.errors import TrainingStopped
 from cmexam_tune.families import Classifier
+from cmexam_tune.runfolder import runs
 from cmexam_tune.training import checkpoints
-from cmexam_tune.training.batches import Plan
 from cmexam_tune.tuning import Method
 
 if TYPE_CHECKING:

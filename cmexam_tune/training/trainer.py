@@ -9,11 +9,11 @@ import torch
 from torch import nn
 from transformers import TrainingArguments
 
+from cmexam_tune.batching.batches import Batch, StepLoader
+from cmexam_tune.batching.data import Data
 from cmexam_tune.core.config import Config
 from cmexam_tune.families import Classifier, Family, Loaded
 from cmexam_tune.training import checkpoints, evaluation, guards, logits, processes
-from cmexam_tune.training.batches import Batch, StepLoader
-from cmexam_tune.training.data import Data
 from cmexam_tune.training.saving import SafeTrainer
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel
 
-    from cmexam_tune.tuning._prefix import PrefixEncoder
+    from cmexam_tune.models.prefix import PrefixEncoder
 
 standalone = False
 
@@ -62,7 +62,7 @@ def attach(model: "PreTrainedModel", family: Family, settings: Settings) -> "Pre
     Raises:
         ConfigError: the model does not use transformers' attention interface, or another attention than SDPA.
     """
-    from cmexam_tune.tuning._prefix import PrefixEncoder, Shape
+    from cmexam_tune.models.prefix import PrefixEncoder, Shape
 
     shape = Shape.of(model.config, settings.num_virtual_tokens)
     hidden = (settings.encoder_hidden_size or model.config.hidden_size) if settings.prefix_projection else None
@@ -78,30 +78,30 @@ def attach(model: "PreTrainedModel", family: Family, settings: Settings) -> "Pre
 
 
 def _install(model: "PreTrainedModel", encoder: "PrefixEncoder") -> "PreTrainedModel":
-    from cmexam_tune.tuning import _prefix
+    from cmexam_tune.models import prefix
 
     if not model._can_set_attn_implementation():
         raise ConfigError(f"{type(model).__name__} does not use transformers' attention interface: use lora instead.")
     used = model.config._attn_implementation
-    if used not in ("sdpa", "eager", _prefix.IMPLEMENTATION):
+    if used not in ("sdpa", "eager", prefix.IMPLEMENTATION):
         raise ConfigError(f"ptuning works with model.attn_implementation: sdpa, not {used!r}.")
-    model.set_attn_implementation(_prefix.IMPLEMENTATION)
+    model.set_attn_implementation(prefix.IMPLEMENTATION)
     base: nn.Module = model.base_model
-    if _prefix.MODULE in dict(base.named_children()):
+    if prefix.MODULE in dict(base.named_children()):
         raise ConfigError(
             "the model carries a prefix already (model.adapter_name_or_path): train another method on it."
         )
-    base.add_module(_prefix.MODULE, encoder.to(model.device))
+    base.add_module(prefix.MODULE, encoder.to(model.device))
     base.register_forward_pre_hook(encoder.inject, with_kwargs=True)
     return model
 
 
 def encoder_of(model: "PreTrainedModel") -> "PrefixEncoder":
     """Return the prefix encoder that `attach` put into `model`."""
-    from cmexam_tune.tuning import _prefix
+    from cmexam_tune.models import prefix
 
-    encoder = model.base_model.get_submodule(_prefix.MODULE)
-    assert isinstance(encoder, _prefix.PrefixEncoder)
+    encoder = model.base_model.get_submodule(prefix.MODULE)
+    assert isinstance(encoder, prefix.PrefixEncoder)
     return encoder
 
 
@@ -110,7 +110,7 @@ def save(model: "PreTrainedModel", folder: Path, state_dict: "Mapping[str, torch
     import torch
     from safetensors.torch import save as to_bytes
 
-    from cmexam_tune.tuning._prefix import flat_embeddings
+    from cmexam_tune.models.prefix import flat_embeddings
 
     weights = model.state_dict() if state_dict is None else state_dict
     prefix = _module_name(model)
@@ -229,7 +229,7 @@ def attach_authors_prefix(model: "PreTrainedModel", path: str | Path, dropout: f
     Raises:
         UserError: as `load_authors_prefix`, or the checkpoint is for a model of another size.
     """
-    from cmexam_tune.tuning._prefix import PrefixEncoder, Shape
+    from cmexam_tune.models.prefix import PrefixEncoder, Shape
 
     state = load_authors_prefix(path)
     tokens = state["embedding.weight"].shape[0]

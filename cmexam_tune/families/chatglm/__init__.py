@@ -14,11 +14,12 @@ from cmexam_tune import prompts
 from cmexam_tune.core.config import Config, ModelConfig, PromptConfig
 from cmexam_tune.core.errors import ConfigError, UserError
 from cmexam_tune.core.schema import Prediction, Question
-from cmexam_tune.families import Loaded, _causal, _checkpoint, _decode, llama
+from cmexam_tune.families import Loaded, llama
 from cmexam_tune.families.chatglm.configuration import find_file
 from cmexam_tune.families.chatglm.loading import load_model, load_tokenizer, read_model
 from cmexam_tune.families.chatglm.tokenization import ChatGLM2Tokenizer, ChatGLMTokenizer
-from cmexam_tune.features import Encoded, Ids
+from cmexam_tune.models import causal, checkpoint, decode
+from cmexam_tune.models.features import Encoded, Ids
 from cmexam_tune.tuning import ptuning
 
 __all__ = ["answer", "collate", "encode", "load", "load_model", "load_tokenizer"]
@@ -39,15 +40,15 @@ def load(model: ModelConfig, questions: Sequence[Question] | None = None) -> Loa
     """
     if model.head is not None:
         raise ConfigError(f"model.head={model.head}: family {model.family} writes its answers and has no head.")
-    kind = _checkpoint.raw_config(model).get("model_type")
+    kind = checkpoint.raw_config(model).get("model_type")
     if kind in ("glm", "glm4"):
         return llama.load(model, questions)
-    place = _checkpoint.location(model)
+    place = checkpoint.location(model)
     decoder = read_model(model)
     tokenizer: PreTrainedTokenizerBase
     # GLM-4 in the remote-code layout brings no sentencepiece model.
     glm4 = find_file(place, "tokenizer.json", model.revision) is not None
-    tokenizer = _checkpoint.read_tokenizer(model) if glm4 else load_tokenizer(place, revision=model.revision)
+    tokenizer = checkpoint.read_tokenizer(model) if glm4 else load_tokenizer(place, revision=model.revision)
     rows = int(decoder.config.vocab_size)
     if len(tokenizer) > rows:
         raise UserError(f"{place}: {len(tokenizer)} tokens, but {rows} embeddings: they belong to different releases.")
@@ -63,15 +64,15 @@ def load(model: ModelConfig, questions: Sequence[Question] | None = None) -> Loa
     return Loaded(decoder, tokenizer)
 
 
-def codec(tokenizer: PreTrainedTokenizerBase, prompt: PromptConfig) -> _causal.Codec:
+def codec(tokenizer: PreTrainedTokenizerBase, prompt: PromptConfig) -> causal.Codec:
     """Return how this release writes prompts and completions; GLM-4 has a chat template and needs nothing of it."""
     if isinstance(tokenizer, ChatGLMTokenizer):
         first: Ids = [int(tokenizer.bos_token_id)]
-        return _causal.Codec(_source_v1, lambda tok, texts: _target(tok, texts, first), lambda tok: first)
+        return causal.Codec(_source_v1, lambda tok, texts: _target(tok, texts, first), lambda tok: first)
     if isinstance(tokenizer, ChatGLM2Tokenizer):
         # ChatGLM3 opens its turn with an empty line of metadata, which it is trained to write.
         lead: Ids = tokenizer.text_ids(["\n"])[0] if _is_chat(tokenizer, prompt) else []
-        return _causal.Codec(_source_v2, lambda tok, texts: _target(tok, texts, lead), lambda tok: lead)
+        return causal.Codec(_source_v2, lambda tok, texts: _target(tok, texts, lead), lambda tok: lead)
     return llama.codec
 
 
@@ -106,14 +107,14 @@ def _target(tokenizer: Any, texts: list[str], lead: Ids) -> list[Ids]:
 
 def encode(loaded: Loaded, questions: Sequence[Question], prompt: PromptConfig, model: ModelConfig) -> Encoded:
     """Return training rows in the originals' layouts; see `_causal.encode`."""
-    return _causal.encode(codec(loaded.tokenizer, prompt), loaded, questions, prompt)
+    return causal.encode(codec(loaded.tokenizer, prompt), loaded, questions, prompt)
 
 
 def collate(loaded: Loaded, groups: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, torch.Tensor]:
     """Return one batch; see `_causal.collate`."""
-    return _causal.collate(loaded, groups)
+    return causal.collate(loaded, groups)
 
 
 def answer(loaded: Loaded, questions: Sequence[Question], config: Config) -> Iterator[Prediction]:
     """Yield one prediction for each question; see `_decode.answer`."""
-    return _decode.answer(codec(loaded.tokenizer, config.prompt), loaded, questions, config)
+    return decode.answer(codec(loaded.tokenizer, config.prompt), loaded, questions, config)

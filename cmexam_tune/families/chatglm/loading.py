@@ -9,12 +9,12 @@ from transformers import PreTrainedModel
 
 from cmexam_tune.core.config import ModelConfig
 from cmexam_tune.core.errors import ConfigError, UserError, first_line
-from cmexam_tune.families import _checkpoint
 from cmexam_tune.families.chatglm import configuration, quantization
 from cmexam_tune.families.chatglm.configuration import ChatGLM2Config, ChatGLMConfig, find_file, read_values
 from cmexam_tune.families.chatglm.modeling_v1 import ChatGLMForCausalLM
 from cmexam_tune.families.chatglm.modeling_v2 import ChatGLM2ForCausalLM
 from cmexam_tune.families.chatglm.tokenization import ChatGLM2Tokenizer, ChatGLMTokenizer, SentencePieceTokenizer
+from cmexam_tune.models import checkpoint
 from cmexam_tune.tuning import ptuning
 
 
@@ -45,25 +45,25 @@ def read_model(model: ModelConfig) -> PreTrainedModel:
         UserError: as `load_model`.
         ConfigError: `model.config` names something that this config does not have.
     """
-    values = _checkpoint.raw_config(model)
+    values = checkpoint.raw_config(model)
     if values.get("model_type") != "chatglm":
         raise UserError(
             f"{model.model_name_or_path}: is a {values.get('model_type')!r} model, not a ChatGLM. Set model.family."
         )
     # The raw file, because transformers replaces `_name_or_path` by the folder.
-    raw = read_values(_checkpoint.location(model), revision=model.revision)
+    raw = read_values(checkpoint.location(model), revision=model.revision)
     config = configuration.from_values(raw, model.model_name_or_path)
-    _checkpoint.change(config, model)
+    checkpoint.change(config, model)
     cls = ChatGLMForCausalLM if isinstance(config, ChatGLMConfig) else ChatGLM2ForCausalLM
-    if not config.quantization_bit and quantization.has_usual_files(_checkpoint.location(model), model.revision):
-        return _checkpoint.read_weights(cls, model, config)
+    if not config.quantization_bit and quantization.has_usual_files(checkpoint.location(model), model.revision):
+        return checkpoint.read_weights(cls, model, config)
     return _from_state(cls, model, config)
 
 
 def _from_state(
     cls: type[PreTrainedModel], model: ModelConfig, config: ChatGLMConfig | ChatGLM2Config
 ) -> PreTrainedModel:
-    dtype, place = _checkpoint.dtype(model), _checkpoint.location(model)
+    dtype, place = checkpoint.dtype(model), checkpoint.location(model)
     state = quantization.read_state(place, config.quantization_bit, dtype, model.revision)
     config.quantization_bit = 0
     loaded, info = cls.from_pretrained(

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset
 
-from cmexam_tune.features import IGNORE_INDEX
+from cmexam_tune.models.features import IGNORE_INDEX
 
 BUCKET_STEPS = 64
 """Steps that are sorted by length together: enough to leave little padding, few enough to stay random."""

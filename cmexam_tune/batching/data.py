@@ -4,10 +4,10 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from cmexam_tune.batching.batches import Layout, Rows, StepSampler, label_count, length
 from cmexam_tune.core.schema import Question
 from cmexam_tune.families import Family, Loaded
-from cmexam_tune.features import Encoded
-from cmexam_tune.training.batches import Layout, Rows, StepSampler, label_count, length
+from cmexam_tune.models.features import Encoded
 
 
 @dataclass

@@ -8,13 +8,14 @@ import torch
 from peft import PeftModel
 from transformers import GenerationConfig, PreTrainedTokenizerBase, StoppingCriteria, StoppingCriteriaList
 
-from cmexam_tune import answers, features, prompts
+from cmexam_tune import answers, prompts
 from cmexam_tune.core.config import Config
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.core.schema import Prediction, Question
-from cmexam_tune.families import Loaded, _legal
-from cmexam_tune.families._causal import Codec
-from cmexam_tune.features import Ids
+from cmexam_tune.families import Loaded
+from cmexam_tune.models import features, legal
+from cmexam_tune.models.causal import Codec
+from cmexam_tune.models.features import Ids
 from cmexam_tune.prompts import templates
 
 BLANK = "…"
@@ -147,7 +148,7 @@ def constrained(codec: Codec, loaded: Loaded, asked: Sequence[Asked], config: Co
     """Let the model write only legal answers: the style's words, then letters of the question in order."""
     for batch, reader, roots, after, _ in _read(codec, loaded, asked, config, whole=False):
         with torch.inference_mode():
-            chosen = list(_legal.greedy(reader, roots, after, int(loaded.tokenizer.pad_token_id or 0)))
+            chosen = list(legal.greedy(reader, roots, after, int(loaded.tokenizer.pad_token_id or 0)))
         for item, letters in zip(batch, chosen, strict=True):
             yield _legal_prediction(item.question, letters, config)
 
@@ -161,7 +162,7 @@ def likelihoods(
     """
     for batch, reader, roots, after, lead in _read(codec, loaded, asked, config, whole):
         with torch.inference_mode():
-            scores = _legal.totals(reader, roots, after)
+            scores = legal.totals(reader, roots, after)
         for item, start, rest in zip(batch, lead, scores, strict=True):
             yield item, {letters: start + value for letters, value in rest.items()}
 
@@ -186,7 +187,7 @@ def legal_answers(codec: Codec, loaded: Loaded, question: Question, config: Conf
     Raises:
         ConfigError: the style's completions do not start with the letters.
     """
-    sets = _legal.letter_sets(question, config)
+    sets = legal.letter_sets(question, config)
     heads = [prompts.answer_head(question, letters, config.prompt.style) for letters in sets]
     several = len(sets) > len(question.options)
     after, field, _ = prompts.style_named(config.prompt.style).write.partition("{letters}")[2].partition("{")
@@ -197,7 +198,7 @@ def legal_answers(codec: Codec, loaded: Loaded, question: Question, config: Conf
     return {letters: row[front:] if ends else row[front:-1] for letters, row in zip(sets, ids, strict=True)}
 
 
-_Read = tuple[list[Asked], _legal.Reader, list[_legal.Node], torch.Tensor, list[float]]
+_Read = tuple[list[Asked], legal.Reader, list[legal.Node], torch.Tensor, list[float]]
 
 
 def _read(codec: Codec, loaded: Loaded, asked: Sequence[Asked], config: Config, whole: bool) -> Iterator[_Read]:
@@ -214,7 +215,7 @@ def _read(codec: Codec, loaded: Loaded, asked: Sequence[Asked], config: Config, 
 
     def kind(item: Asked) -> str:
         """Questions with the same key have the same legal answers."""
-        return " ".join(_legal.letter_sets(item.question, config))
+        return " ".join(legal.letter_sets(item.question, config))
 
     for item in asked:
         if (key := kind(item)) not in legal:
@@ -222,12 +223,12 @@ def _read(codec: Codec, loaded: Loaded, asked: Sequence[Asked], config: Config, 
     for batch in batches(asked, config.generation.batch_size, kind):
         options = [legal[kind(item)] for item in batch]
         leads = [_common(list(ids.values())) for ids in options]
-        roots = [_legal.Node() for _ in batch]
+        roots = [legal.Node() for _ in batch]
         for root, lead, ids in zip(roots, leads, options, strict=True):
             for letters, row in ids.items():
                 root.add(row[len(lead) :], letters)
         rows = [item.ids + prefix + lead for item, lead in zip(batch, leads, strict=True)]
-        reader = _legal.Reader(model, rows, pad)
+        reader = legal.Reader(model, rows, pad)
         with torch.inference_mode():
             logs = reader.prefill(max(len(lead) for lead in leads) + 1 if whole else 1)
         sums = [_sum(row, lead) if whole else 0.0 for row, lead in zip(logs, leads, strict=True)]

@@ -10,7 +10,7 @@ from transformers import DynamicCache
 
 from cmexam_tune.core.config import Config
 from cmexam_tune.core.schema import Question
-from cmexam_tune.features import Ids
+from cmexam_tune.models.features import Ids
 
 
 @dataclass

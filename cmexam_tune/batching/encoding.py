@@ -16,7 +16,7 @@ from cmexam_tune.core.config import Config
 from cmexam_tune.core.errors import DataError, UserError
 from cmexam_tune.core.schema import Question
 from cmexam_tune.families import Family, Loaded
-from cmexam_tune.features import Encoded, Truncation
+from cmexam_tune.models.features import Encoded, Truncation
 
 PARALLEL_FROM = 4000
 """Fewer questions are encoded sooner than processes start."""

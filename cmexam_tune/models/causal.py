@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from cmexam_tune import features
 from cmexam_tune.core.config import PromptConfig
 from cmexam_tune.core.schema import Question
 from cmexam_tune.families import Loaded
-from cmexam_tune.features import IGNORE_INDEX, Encoded, Ids
+from cmexam_tune.models import features
+from cmexam_tune.models.features import IGNORE_INDEX, Encoded, Ids
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""From questions to the micro-batches of every optimizer step."""

@@ -1,0 +1,1 @@
+"""The original CMExam repository's command lines in terms of this project's programs."""

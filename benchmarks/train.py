@@ -154,7 +154,7 @@ def ours(job):
     from cmexam_tune.batching import data as datas
     from cmexam_tune.models.features import Encoded
     from cmexam_tune.training import arguments as layouts
-    from cmexam_tune.training import trainer as trainers
+    from cmexam_tune.training import evaluation as trainers
 
     settings, args, family, loaded, rows = ready(job)
     clock = Clock()
@@ -269,7 +269,7 @@ def main():
     import vocabulary
 
     from cmexam_tune import tiny
-    from cmexam_tune.core import jsonl
+    from cmexam_tune.core import jsonl, schema
 
     with tempfile.TemporaryDirectory() as folder:
         model = tiny.build(

@@ -145,9 +145,9 @@ def _adapter(settings: Config, loaded: "Loaded", adapter: Path, out: Path) -> No
 
 def _authors(settings: Config, loaded: "Loaded", adapter: Path, out: Path) -> None:
     """Write the prefix as the ChatGLM authors' trainer does."""
-    from cmexam_tune.tuning import ptuning
+    from cmexam_tune.families.chatglm.prefix import write_authors_prefix
 
-    ptuning.export_chatglm(loaded.model, out)
+    write_authors_prefix(loaded.model, out)
 
 
 def logits(loaded: "Loaded") -> "list[torch.Tensor]":

@@ -158,20 +158,16 @@ def _preprocess(exam: str, raw: Path, folder: Path, split: str, data: Path) -> N
 
 def _run(unit: Unit, launch: str | None) -> None:
     predictions = unit.folder / "predictions.jsonl"
-    questions = ["--questions", str(unit.test)]
     if unit.row.trained:
         _train(unit, launch)
-        source = ["--run", unit.settings.out]
-    else:
-        source = ["--config", str(_write_config(unit))]
-    from cmexam_tune.evaluate import main as evaluate
-    from cmexam_tune.predict import main as predict
+    source = unit.settings.out if unit.row.trained else _write_config(unit)
+    from cmexam_tune.evaluate import evaluate
+    from cmexam_tune.predict import predict
 
-    predict([*source, *questions, "--out", str(predictions)])
+    predict(source, unit.test, predictions)
     if not (unit.folder / results.REPORT).is_file():
-        target = ["--out", str(unit.folder / "report"), "--overwrite"]
-        profile = ["--profile", "cmb"] if unit.row.exam == "cmb" else []
-        evaluate(["--predictions", str(predictions), *questions, *target, *profile])
+        profile = "cmb" if unit.row.exam == "cmb" else "standard"
+        evaluate(predictions, unit.test, unit.folder / "report", profile=profile, overwrite=True)
 
 
 def _train(unit: Unit, launch: str | None) -> None:

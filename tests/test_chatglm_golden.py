@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from cmexam_tune.families import chatglm
 from cmexam_tune.families.chatglm import modeling_v1, modeling_v2, quantization
-from cmexam_tune.tuning import ptuning
+from cmexam_tune.models.prefix import encoder_of
 
 GOLDEN = Path(__file__).resolve().parents[2] / "shared" / "golden"
 pytestmark = pytest.mark.skipif(
@@ -120,7 +120,7 @@ def test_greedy_ids(name: str, kind: str, cache: bool, folders: dict[str, Path])
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["plain", "checkpointing"])
 def test_prefix_gradients(name: str, kind: str, checkpointing: bool, folders: dict[str, Path]) -> None:
     model, g = loaded(name, kind, folders), golden(name)
-    encoder = ptuning.encoder_of(model)
+    encoder = encoder_of(model)
     encoder.dropout = 0.0
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})

@@ -15,6 +15,7 @@ import torch
 import zero_prefix
 
 from cmexam_tune.families import chatglm
+from cmexam_tune.models.prefix import encoder_of
 from cmexam_tune.tuning import ptuning
 
 HERE = Path(__file__).resolve().parent
@@ -36,6 +37,6 @@ def test_two_processes_give_the_losses_of_one(version: str, stage: int, tmp_path
     assert wanted[-1] < wanted[0]
     again = ptuning.attach(chatglm.load_model(base), chatglm, ptuning.Settings(4, True, None, 0.0))
     ptuning.load(again, tmp_path)
-    trained = ptuning.encoder_of(model).state_dict()
-    for name, value in ptuning.encoder_of(again).state_dict().items():
+    trained = encoder_of(model).state_dict()
+    for name, value in encoder_of(again).state_dict().items():
         assert torch.allclose(value, trained[name], atol=1e-3), name

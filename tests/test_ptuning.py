@@ -20,6 +20,8 @@ from transformers import (
 )
 
 from cmexam_tune.core.errors import ConfigError, UserError
+from cmexam_tune.families.chatglm.prefix import load_authors_prefix
+from cmexam_tune.models.prefix import encoder_of
 from cmexam_tune.tuning import ptuning
 
 LLAMA = SimpleNamespace(task="generate", lora_targets=(), prefix_shifts_positions=True)
@@ -62,7 +64,7 @@ def gradients(model: Any, rows: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
 @pytest.mark.parametrize("kv_heads", [4, 2], ids=["mha", "gqa"])
 def test_equals_pefts_prefix_adapter(projection: bool, kv_heads: int) -> None:
     mine = tuned(llama(kv_heads), projection)
-    encoder = ptuning.encoder_of(mine)
+    encoder = encoder_of(mine)
     config = PrefixTuningConfig(
         task_type="CAUSAL_LM", num_virtual_tokens=5, prefix_projection=projection,
         encoder_hidden_size=24 if projection else None,
@@ -111,8 +113,8 @@ def test_save_then_load_restores_every_parameter(tmp_path: Path, projection: boo
     assert not torch.equal(again(**rows).logits, mine(**rows).logits)
     ptuning.load(again, tmp_path)
     assert torch.equal(again(**rows).logits, mine(**rows).logits)
-    for name, value in ptuning.encoder_of(mine).state_dict().items():
-        assert torch.equal(value, ptuning.encoder_of(again).state_dict()[name])
+    for name, value in encoder_of(mine).state_dict().items():
+        assert torch.equal(value, encoder_of(again).state_dict()[name])
 
 
 def test_gathered_state_dict_is_what_gets_saved(tmp_path: Path) -> None:
@@ -120,7 +122,7 @@ def test_gathered_state_dict_is_what_gets_saved(tmp_path: Path) -> None:
     state = {name: value + 1 for name, value in mine.state_dict().items()}
     ptuning.save(mine, tmp_path, state)
     ptuning.load(mine, tmp_path)
-    for name, value in ptuning.encoder_of(mine).state_dict().items():
+    for name, value in encoder_of(mine).state_dict().items():
         assert torch.equal(value, state[f"model.prefix_encoder.{name}"])
 
 
@@ -242,7 +244,7 @@ def test_wrong_sizes_and_wrong_files_are_refused(tmp_path: Path) -> None:
         ptuning.load(model, tmp_path)
     torch.save({"lm_head.weight": torch.zeros(2)}, tmp_path / "other.bin")
     with pytest.raises(UserError, match="not a P-tuning checkpoint"):
-        ptuning.load_authors_prefix(tmp_path / "other.bin")
+        load_authors_prefix(tmp_path / "other.bin")
     with pytest.raises(ConfigError, match="carries a prefix already"):
         ptuning.attach(model, LLAMA, ptuning.Settings(4))
     flash = llama()

@@ -5,7 +5,6 @@ import hashlib
 import json
 import multiprocessing
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -16,29 +15,11 @@ from cmexam_tune.core.config import Config
 from cmexam_tune.core.errors import DataError, UserError
 from cmexam_tune.core.schema import Question
 from cmexam_tune.families import Family, Loaded
+from cmexam_tune.models import checkpoint
 from cmexam_tune.models.features import Encoded, Truncation
 
 PARALLEL_FROM = 4000
 """Fewer questions are encoded sooner than processes start."""
-VOLATILE = ("name_or_path", "is_local", "_commit_hash", "local_files_only")
-
-
-def tokenizer_hash(tokenizer: Any) -> str:
-    """Return a checksum of everything the tokenizer would write to disk except where it came from."""
-    digest = hashlib.sha256()
-    with tempfile.TemporaryDirectory() as folder:
-        tokenizer.save_pretrained(folder)
-        for path in sorted(Path(folder).rglob("*")):
-            if not path.is_file():
-                continue
-            content = path.read_bytes()
-            if path.suffix == ".json":
-                values = json.loads(content)
-                for key in (*VOLATILE, "truncation", "padding"):
-                    values.pop(key, None)
-                content = json.dumps(values, sort_keys=True).encode()
-            digest.update(path.name.encode() + b"\0" + hashlib.sha256(content).digest())
-    return digest.hexdigest()
 
 
 def code_hash(family: Family) -> str:
@@ -57,7 +38,7 @@ def cache_key(config: Config, family: Family, loaded: Loaded, questions: Sequenc
     """Return the key: tokenizer, prompt (style, template, limits), family, head, model config, questions and code."""
     digest = hashlib.sha256()
     parts = [
-        tokenizer_hash(loaded.tokenizer),
+        checkpoint.tokenizer_hash(loaded.tokenizer),
         json.dumps(dataclasses.asdict(config.prompt), sort_keys=True),
         config.model.family,
         str(config.model.head),

@@ -1,1 +1,5 @@
-"""Base: records, errors, files, the command line and the configuration; standard library and PyYAML only."""
+"""Base: what everything else stands on; standard library and PyYAML only.
+
+In: files and command lines. Out: records (`schema.py`, start there), errors with a remedy, files that are never
+half-written, and the configuration (`config/`).
+"""

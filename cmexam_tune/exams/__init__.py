@@ -1,4 +1,8 @@
-"""Exams, one file each: the file's name is what `cmexam-tune preprocess` takes."""
+"""Exams, one file each: the file's name is what `cmexam-tune preprocess` takes.
+
+In: raw exam files. Out: questions one by one, and what happened to rows that were not simply kept. Start reading in
+`cmexam.py`; `_tables.py` reads rows of any format, `_cells.py` what is in them.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

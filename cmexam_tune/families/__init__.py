@@ -1,22 +1,21 @@
-"""Model families, one file or folder each: the file's name is the config's `model.family`."""
+"""Model families, one file or folder each: the file's name is the config's `model.family`.
+
+In: a checkpoint, then questions. Out: token rows to train on, and predictions. Start reading with `Family` below, then
+`llama.py`; what families share is in `cmexam_tune.models`.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from cmexam_tune.core.config import Config, ModelConfig, PromptConfig
 from cmexam_tune.core.schema import Prediction, Question
+from cmexam_tune.models import Loaded
 from cmexam_tune.models.features import Encoded
+
+__all__ = ["Classifier", "Family", "Loaded"]
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-
-class Loaded(NamedTuple):
-    """A model and the tokenizer it was trained with."""
-
-    model: "PreTrainedModel"
-    tokenizer: "PreTrainedTokenizerBase"
 
 
 class Family(Protocol):

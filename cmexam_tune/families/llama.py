@@ -104,12 +104,12 @@ codec = causal.Codec(source_ids, target_ids, generation_prefix=lambda tokenizer:
 
 
 def encode(loaded: Loaded, questions: Sequence[Question], prompt: PromptConfig, model: ModelConfig) -> Encoded:
-    """Return training rows; see `_causal.encode`."""
+    """Return training rows; see `causal.encode`."""
     return causal.encode(codec, loaded, questions, prompt)
 
 
 def collate(loaded: Loaded, groups: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, torch.Tensor]:
-    """Return one batch; see `_causal.collate`.
+    """Return one batch; see `causal.collate`.
 
     Without `attention_mask`: padding is on the right, where causal attention never looks, and carries no label. With a
     mask transformers leaves the fast causal kernels and repeats the key and value heads.
@@ -125,5 +125,5 @@ def collate(loaded: Loaded, groups: Sequence[Sequence[Mapping[str, Any]]]) -> di
 
 
 def answer(loaded: Loaded, questions: Sequence[Question], config: Config) -> Iterator[Prediction]:
-    """Yield one prediction for each question; see `_decode.answer`."""
+    """Yield one prediction for each question; see `decode.answer`."""
     return decode.answer(codec, loaded, questions, config)

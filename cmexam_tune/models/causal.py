@@ -9,8 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from cmexam_tune.core.config import PromptConfig
 from cmexam_tune.core.schema import Question
-from cmexam_tune.families import Loaded
-from cmexam_tune.models import features
+from cmexam_tune.models import Loaded, features
 from cmexam_tune.models.features import IGNORE_INDEX, Encoded, Ids
 
 

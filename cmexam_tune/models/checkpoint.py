@@ -2,7 +2,10 @@
 
 import contextlib
 import contextvars
+import hashlib
+import json
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from pickle import UnpicklingError
@@ -30,6 +33,9 @@ if not torch.accelerator.is_available():
 
 LOADING = (OSError, RuntimeError, ValueError, KeyError, ImportError, SafetensorError, UnpicklingError)
 """What transformers and PEFT raise for files that are missing, damaged or of another shape."""
+
+VOLATILE = ("name_or_path", "is_local", "_commit_hash", "local_files_only")
+"""What a saved tokenizer says of where it came from."""
 
 _shapes_only: contextvars.ContextVar[bool] = contextvars.ContextVar("shapes_only", default=False)
 
@@ -122,6 +128,24 @@ def read_tokenizer(model: ModelConfig, folder: str | None = None) -> PreTrainedT
         # Labels go by position and padding has an attention mask, so EOS may serve as padding without harm.
         tokenizer.pad_token = tokenizer.unk_token or tokenizer.eos_token
     return tokenizer
+
+
+def tokenizer_hash(tokenizer: Any) -> str:
+    """Return a checksum of everything the tokenizer would write to disk except where it came from."""
+    digest = hashlib.sha256()
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer.save_pretrained(folder)
+        for path in sorted(Path(folder).rglob("*")):
+            if not path.is_file():
+                continue
+            content = path.read_bytes()
+            if path.suffix == ".json":
+                values = json.loads(content)
+                for key in (*VOLATILE, "truncation", "padding"):
+                    values.pop(key, None)
+                content = json.dumps(values, sort_keys=True).encode()
+            digest.update(path.name.encode() + b"\0" + hashlib.sha256(content).digest())
+    return digest.hexdigest()
 
 
 def read_weights(

@@ -12,8 +12,7 @@ from cmexam_tune import answers, prompts
 from cmexam_tune.core.config import Config
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.core.schema import Prediction, Question
-from cmexam_tune.families import Loaded
-from cmexam_tune.models import features, legal
+from cmexam_tune.models import Loaded, features, legal
 from cmexam_tune.models.causal import Codec
 from cmexam_tune.models.features import Ids
 from cmexam_tune.prompts import templates

@@ -9,14 +9,17 @@ viewed as `[n, 2 * layers, kv_heads, head_dim]`; entry 2i is the key of layer i,
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.nn import functional
-from transformers import AttentionInterface, PreTrainedConfig
+from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+from cmexam_tune.core.errors import ConfigError, UserError
 
 IMPLEMENTATION = "prefix_sdpa"
 MODULE = "prefix_encoder"
@@ -107,6 +110,54 @@ class PrefixEncoder(nn.Module):
                 positions = torch.arange(seen, seen + tokens.shape[1], device=tokens.device)[None]
             kwargs["position_ids"] = positions + self.shape.tokens
         return args, kwargs
+
+
+def install(model: PreTrainedModel, encoder: PrefixEncoder) -> PreTrainedModel:
+    """Put a prefix encoder into the base model.
+
+    Raises:
+        ConfigError: the model does not use transformers' attention interface, another attention than SDPA, or carries a
+            prefix already.
+    """
+    if not model._can_set_attn_implementation():
+        raise ConfigError(f"{type(model).__name__} does not use transformers' attention interface: use lora instead.")
+    used = model.config._attn_implementation
+    if used not in ("sdpa", "eager", IMPLEMENTATION):
+        raise ConfigError(f"ptuning works with model.attn_implementation: sdpa, not {used!r}.")
+    model.set_attn_implementation(IMPLEMENTATION)
+    base: nn.Module = model.base_model
+    if MODULE in dict(base.named_children()):
+        raise ConfigError(
+            "the model carries a prefix already (model.adapter_name_or_path): train another method on it."
+        )
+    base.add_module(MODULE, encoder.to(model.device))
+    base.register_forward_pre_hook(encoder.inject, with_kwargs=True)
+    return model
+
+
+def encoder_of(model: PreTrainedModel) -> PrefixEncoder:
+    """Return the prefix encoder that `install` put into `model`."""
+    encoder = model.base_model.get_submodule(MODULE)
+    assert isinstance(encoder, PrefixEncoder)
+    return encoder
+
+
+def copy_state(targets: Mapping[str, torch.Tensor], stored: Mapping[str, torch.Tensor], path: Path) -> None:
+    """Copy tensors that were read from `path` into the parameters of those names.
+
+    Raises:
+        UserError: a tensor has no target, or one of another shape.
+    """
+    for name, value in stored.items():
+        if name not in targets:
+            raise UserError(f"{path}: the model has no {name!r}; was it trained with other tuning settings?")
+        if targets[name].shape != value.shape:
+            raise UserError(
+                f"{path}: {name} is {list(value.shape)}, the model needs {list(targets[name].shape)}: "
+                "another num_virtual_tokens, projection or base model."
+            )
+        with torch.no_grad():
+            targets[name].copy_(value)
 
 
 def flat_embeddings(state: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -1,1 +1,4 @@
-"""Questions that occur more than once, in one file or in several."""
+"""Questions that occur more than once.
+
+In: questions of one file or several. Out: groups of equal ones. Start reading in `duplicates.py`.
+"""

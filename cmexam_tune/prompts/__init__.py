@@ -1,6 +1,6 @@
-"""Asking: a question goes in; what the model reads, and what it should write, come out.
+"""Asking a question, in one way for all programs.
 
-`render` is what preprocess, train and predict all use. Start reading in `styles.py`, the words of a question;
+In: a question and a style. Out: what the model reads, and what it should write. `render` is what preprocess, train and predict all use. Start reading in `styles.py`, the words of a question;
 `templates.py` is what a model's own format puts around them.
 """
 

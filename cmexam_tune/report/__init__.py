@@ -1,1 +1,5 @@
-"""The report of an evaluation: built once, shown as JSON, text, Markdown, LaTeX and one HTML page."""
+"""The report of an evaluation.
+
+In: graded questions. Out: one `FullReport`, and its JSON, Markdown, LaTeX and HTML files. Start reading in
+`building.py`.
+"""

@@ -35,9 +35,8 @@ class FullReport(Report):
 @cache
 def published_numbers() -> dict[str, Any]:
     """Return the published reference numbers by exam: `cmexam`, `cmb`."""
-    loaded: dict[str, Any] = yaml.safe_load(
-        Path(__file__).resolve().parents[1].joinpath("paper", "published.yaml").read_text(encoding="utf-8")
-    )
+    path = Path(__file__).resolve().parents[1] / "paper" / "published.yaml"
+    loaded: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
     return loaded
 
 

@@ -238,7 +238,7 @@ def load(folder: str | Path, overrides: Sequence[str] = ()) -> tuple[Config, Loa
 
 
 def _check_card(run: Run, tokenizer: Any) -> None:
-    from cmexam_tune.batching.encoding import tokenizer_hash
+    from cmexam_tune.models.checkpoint import tokenizer_hash
 
     stored = json.loads((run.adapter / CARD).read_text(encoding="utf-8"))
     now = card(run.config, tokenizer_hash(tokenizer))

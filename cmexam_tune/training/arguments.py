@@ -14,7 +14,7 @@ from transformers.utils.import_utils import is_liger_kernel_available
 
 from cmexam_tune.batching.batches import Layout
 from cmexam_tune.core import cli
-from cmexam_tune.core.config import Config
+from cmexam_tune.core.config import Config, recipe_folders
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.training import precision
 
@@ -29,9 +29,8 @@ def deepspeed_path(value: str) -> Path:
     """
     path = Path(value)
     if value in STAGES:
-        package = Path(__file__).resolve().parent.parent
-        folders = (package.parent / "recipes" / "deepspeed", package / "recipes" / "deepspeed")
-        path = next((f for folder in folders if (f := folder / f"{value}.json").is_file()), folders[1])
+        shipped = [folder / "deepspeed" / f"{value}.json" for folder in recipe_folders()]
+        path = next((file for file in shipped if file.is_file()), path)
     if not path.is_file():
         raise ConfigError(
             f"training.deepspeed={value}: no such file. Known by name: {', '.join(STAGES)}; "

@@ -14,7 +14,7 @@ from tqdm import tqdm
 from transformers import TrainerCallback
 
 if TYPE_CHECKING:
-    from cmexam_tune.training.trainer import ExamTrainer
+    from cmexam_tune.training.evaluation import ExamTrainer
 
 
 class JsonlLog(TrainerCallback):

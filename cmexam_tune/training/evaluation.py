@@ -2,17 +2,16 @@
 
 import contextlib
 import random
+import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy
 import torch
 
 from cmexam_tune.batching.batches import Plan, length, spread
 from cmexam_tune.training import processes
-
-if TYPE_CHECKING:
-    from cmexam_tune.training.trainer import ExamTrainer
+from cmexam_tune.training.trainer import StepTrainer
 
 
 @contextlib.contextmanager
@@ -30,34 +29,48 @@ def random_state_kept() -> Iterator[None]:
             torch.cuda.set_rng_state_all(cuda)
 
 
-@torch.no_grad()
-def loss(trainer: "ExamTrainer") -> float:
-    """Return the mean loss over all labels (or, for classifiers, all questions) of the validation rows."""
-    rows, args = trainer.data.validation, trainer.args
-    assert rows is not None
-    lengths = [length(row) for row in rows.rows]
-    whole = trainer.data.evaluation_layout(args.per_device_eval_batch_size)
-    mine = spread(range(len(rows)), lengths, whole, args.world_size)[args.process_index]
-    batch = rows[Plan(mine, sum(rows.weights))]
-    summed = 0.0
-    for micro, weight in zip(batch.micro, batch.weights, strict=True):
-        part = trainer.loss_of(trainer.tuned, trainer._prepare_inputs(micro), (weight, batch.items))
-        summed += float(part)
-    return processes.total((summed,), args.device)[0]
+class ExamTrainer(StepTrainer):
+    """The Trainer that runs: it evaluates the loss on validation questions and how many it answers right."""
 
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """Return the loss on the validation questions and, where it decides something, the exam accuracy."""
+        started = time.monotonic()
+        self.tuned.eval()
+        with random_state_kept(), torch.no_grad():
+            metrics = {f"{metric_key_prefix}_loss": self.validation_loss()}
+            if "exam_accuracy" in str(self.args.metric_for_best_model):
+                metrics[f"{metric_key_prefix}_exam_accuracy"] = self.exam_accuracy()
+        metrics[f"{metric_key_prefix}_runtime"] = round(time.monotonic() - started, 3)
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
 
-@torch.no_grad()
-def exam_accuracy(trainer: "ExamTrainer") -> float:
-    """Return the percentage of validation questions answered exactly right, with the config's decoding.
+    def validation_loss(self) -> float:
+        """Return the mean loss over all labels (or, for classifiers, all questions) of the validation rows."""
+        rows, args = self.data.validation, self.args
+        assert rows is not None
+        lengths = [length(row) for row in rows.rows]
+        whole = self.data.evaluation_layout(args.per_device_eval_batch_size)
+        mine = spread(range(len(rows)), lengths, whole, args.world_size)[args.process_index]
+        batch = rows[Plan(mine, sum(rows.weights))]
+        summed = 0.0
+        for micro, weight in zip(batch.micro, batch.weights, strict=True):
+            summed += float(self.loss_of(self.tuned, self._prepare_inputs(micro), (weight, batch.items)))
+        return processes.total((summed,), args.device)[0]
 
-    The questions are shared out among the processes; under ZeRO-3, where every forward pass needs all of them, each
-    answers everything.
-    """
-    args, questions = trainer.args, trainer.data.validation_questions
-    mine = questions if trainer.zero3 else questions[args.process_index :: args.world_size]
-    right = {question.id: question.answer for question in mine}
-    answers = trainer.family.answer(trainer.loaded, mine, trainer.config) if mine else iter(())
-    hits = sum(prediction.answer == right[prediction.question_id] for prediction in answers)
-    if not trainer.zero3:
-        hits = int(processes.total((float(hits),), args.device)[0])
-    return 100 * hits / len(questions)
+    def exam_accuracy(self) -> float:
+        """Return the percentage of validation questions answered exactly right, with the config's decoding.
+
+        The questions are shared out among the processes; under ZeRO-3, where every forward pass needs all of them, each
+        answers everything.
+        """
+        args, questions = self.args, self.data.validation_questions
+        mine = questions if self.zero3 else questions[args.process_index :: args.world_size]
+        right = {question.id: question.answer for question in mine}
+        answers = self.family.answer(self.loaded, mine, self.config) if mine else iter(())
+        hits = sum(prediction.answer == right[prediction.question_id] for prediction in answers)
+        if not self.zero3:
+            hits = int(processes.total((float(hits),), args.device)[0])
+        return 100 * hits / len(questions)

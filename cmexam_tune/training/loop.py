@@ -14,10 +14,11 @@ from cmexam_tune.core.config import Config
 from cmexam_tune.core.errors import ConfigError, first_line
 from cmexam_tune.core.schema import Question
 from cmexam_tune.families import Family, Loaded
+from cmexam_tune.models import checkpoint
 from cmexam_tune.runfolder import runs
 from cmexam_tune.training import arguments as arguments_of
 from cmexam_tune.training import callbacks, checkpoints, guards, precision, processes, selfcheck
-from cmexam_tune.training.trainer import ExamTrainer
+from cmexam_tune.training.evaluation import ExamTrainer
 from cmexam_tune.tuning import Method
 
 
@@ -159,7 +160,7 @@ def _finish(run: runs.Run, trainer: ExamTrainer, method: Method, metrics: dict[s
     metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
     if args.process_index == 0:
         labels = trainer.loaded.model.config.id2label if trainer.family.task == "classify" else None
-        facts = runs.card(run.config, encoding.tokenizer_hash(trainer.loaded.tokenizer), labels)
+        facts = runs.card(run.config, checkpoint.tokenizer_hash(trainer.loaded.tokenizer), labels)
         selfcheck.save_and_verify(run, trainer, method, weights, facts)
         runs.write_json(run.path / runs.METRICS, metrics)
         trainer.state.save_to_json(str(run.path / f".{runs.STATE}"))

@@ -14,7 +14,7 @@ from cmexam_tune.training import checkpoints
 from cmexam_tune.tuning import Method
 
 if TYPE_CHECKING:
-    from cmexam_tune.training.trainer import ExamTrainer
+    from cmexam_tune.training.evaluation import ExamTrainer
 
 
 def save_and_verify(

@@ -1,8 +1,7 @@
-"""transformers' Trainer with whole optimizer steps, label-only logits, guards and exam accuracy."""
+"""transformers' Trainer with whole optimizer steps, label-only logits and guards."""
 
 import contextlib
 import math
-import time
 from typing import Any, cast
 
 import torch
@@ -13,12 +12,12 @@ from cmexam_tune.batching.batches import Batch, StepLoader
 from cmexam_tune.batching.data import Data
 from cmexam_tune.core.config import Config
 from cmexam_tune.families import Classifier, Family, Loaded
-from cmexam_tune.training import checkpoints, evaluation, guards, logits, processes
+from cmexam_tune.training import checkpoints, guards, logits, processes
 from cmexam_tune.training.saving import SafeTrainer
 
 
-class ExamTrainer(SafeTrainer):
-    """The Trainer of every family and method.
+class StepTrainer(SafeTrainer):
+    """The Trainer of every family and method, without its evaluation.
 
     One item of its data loader is a whole optimizer step (`Batch`): its micro-batches are run inside `training_step`,
     so their number may change from step to step while a step keeps its questions.
@@ -140,20 +139,3 @@ class ExamTrainer(SafeTrainer):
             # Gradients are summed over the processes, so that all of them come here together.
             self._stop()
         return norm
-
-    # Evaluation
-
-    def evaluate(
-        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
-    ) -> dict[str, float]:
-        """Return the loss on the validation questions and, where it decides something, the exam accuracy."""
-        started = time.monotonic()
-        self.tuned.eval()
-        with evaluation.random_state_kept():
-            metrics = {f"{metric_key_prefix}_loss": evaluation.loss(self)}
-            if "exam_accuracy" in str(self.args.metric_for_best_model):
-                metrics[f"{metric_key_prefix}_exam_accuracy"] = evaluation.exam_accuracy(self)
-        metrics[f"{metric_key_prefix}_runtime"] = round(time.monotonic() - started, 3)
-        self.log(metrics)
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        return metrics

@@ -1,4 +1,8 @@
-"""Tuning methods, one file each: the file's name is the config's `tuning.method`."""
+"""Tuning methods, one file each: the file's name is the config's `tuning.method`.
+
+In: a loaded model. Out: the same with something to train, and its adapter on disk. Start reading with `Method` below,
+then `lora.py`.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path

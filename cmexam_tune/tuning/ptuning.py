@@ -2,7 +2,7 @@
 
 The adapter folder is PEFT's prefix-tuning format (`adapter_config.json`, `adapter_model.safetensors` with
 `prompt_embeddings`); what training needs beyond it (the projection, a classification head) lies beside it in
-`trained.safetensors`. The ChatGLM authors' own format is read and written too.
+`trained.safetensors`.
 """
 
 import json
@@ -12,21 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cmexam_tune.core import files
-from cmexam_tune.core.errors import ConfigError, UserError
+from cmexam_tune.core.errors import UserError
 from cmexam_tune.families import Family
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
     from transformers import PreTrainedModel
-
-    from cmexam_tune.models.prefix import PrefixEncoder
 
 standalone = False
 
 CONFIG, WEIGHTS, TRAINED = "adapter_config.json", "adapter_model.safetensors", "trained.safetensors"
-AUTHORS_PREFIX = "transformer.prefix_encoder."
-AUTHORS_FILES = ("pytorch_model.bin", "model.safetensors", "adapter_model.bin")
 
 
 @dataclass(frozen=True)
@@ -60,9 +55,9 @@ def attach(model: "PreTrainedModel", family: Family, settings: Settings) -> "Pre
     A family that classifies keeps its head trainable, in float32: it is new and has learnt nothing yet.
 
     Raises:
-        ConfigError: the model does not use transformers' attention interface, or another attention than SDPA.
+        ConfigError: as `models.prefix.install`.
     """
-    from cmexam_tune.models.prefix import PrefixEncoder, Shape
+    from cmexam_tune.models.prefix import PrefixEncoder, Shape, install
 
     shape = Shape.of(model.config, settings.num_virtual_tokens)
     hidden = (settings.encoder_hidden_size or model.config.hidden_size) if settings.prefix_projection else None
@@ -74,35 +69,7 @@ def attach(model: "PreTrainedModel", family: Family, settings: Settings) -> "Pre
                 parameter.data = parameter.data.float()
                 parameter.requires_grad_(True)
     encoder = PrefixEncoder(shape, hidden, settings.prefix_dropout, family.prefix_shifts_positions)
-    return _install(model, encoder)
-
-
-def _install(model: "PreTrainedModel", encoder: "PrefixEncoder") -> "PreTrainedModel":
-    from cmexam_tune.models import prefix
-
-    if not model._can_set_attn_implementation():
-        raise ConfigError(f"{type(model).__name__} does not use transformers' attention interface: use lora instead.")
-    used = model.config._attn_implementation
-    if used not in ("sdpa", "eager", prefix.IMPLEMENTATION):
-        raise ConfigError(f"ptuning works with model.attn_implementation: sdpa, not {used!r}.")
-    model.set_attn_implementation(prefix.IMPLEMENTATION)
-    base: nn.Module = model.base_model
-    if prefix.MODULE in dict(base.named_children()):
-        raise ConfigError(
-            "the model carries a prefix already (model.adapter_name_or_path): train another method on it."
-        )
-    base.add_module(prefix.MODULE, encoder.to(model.device))
-    base.register_forward_pre_hook(encoder.inject, with_kwargs=True)
-    return model
-
-
-def encoder_of(model: "PreTrainedModel") -> "PrefixEncoder":
-    """Return the prefix encoder that `attach` put into `model`."""
-    from cmexam_tune.models import prefix
-
-    encoder = model.base_model.get_submodule(prefix.MODULE)
-    assert isinstance(encoder, prefix.PrefixEncoder)
-    return encoder
+    return install(model, encoder)
 
 
 def save(model: "PreTrainedModel", folder: Path, state_dict: "Mapping[str, torch.Tensor] | None" = None) -> None:
@@ -135,11 +102,15 @@ def _write(path: Path, content: bytes) -> None:
 
 def _module_name(model: "PreTrainedModel") -> str:
     """Return the prefix of the encoder's parameter names in `model.state_dict()`, with its dot."""
+    from cmexam_tune.models.prefix import encoder_of
+
     encoder = encoder_of(model)
     return next(f"{name}." for name, module in model.named_modules() if module is encoder)
 
 
 def _peft_config(model: "PreTrainedModel") -> dict[str, Any]:
+    from cmexam_tune.models.prefix import encoder_of
+
     encoder = encoder_of(model)
     shape = encoder.shape
     tasks = {"ForCausalLM": "CAUSAL_LM", "ForConditionalGeneration": "CAUSAL_LM", "Classification": "SEQ_CLS"}
@@ -166,9 +137,11 @@ def load(model: "PreTrainedModel", folder: Path) -> None:
     """
     from safetensors.torch import load_file
 
+    from cmexam_tune.models.prefix import copy_state, encoder_of
+
     if (folder / TRAINED).exists():
         parameters = dict(model.named_parameters())
-        _copy({**parameters}, load_file(folder / TRAINED), folder / TRAINED)
+        copy_state({**parameters}, load_file(folder / TRAINED), folder / TRAINED)
         return
     path = files.check_input(folder / WEIGHTS, "adapter file")
     encoder = encoder_of(model)
@@ -177,104 +150,4 @@ def load(model: "PreTrainedModel", folder: Path) -> None:
     stored = load_file(path)
     if "prompt_embeddings" not in stored:
         raise UserError(f"{path}: no tensor 'prompt_embeddings' in it: this is not a prefix-tuning adapter.")
-    _copy({"prompt_embeddings": encoder.embedding.weight}, stored, path)
-
-
-def _copy(targets: "Mapping[str, torch.Tensor]", stored: "Mapping[str, torch.Tensor]", path: Path) -> None:
-    import torch
-
-    for name, value in stored.items():
-        if name not in targets:
-            raise UserError(f"{path}: the model has no {name!r}; was it trained with other tuning settings?")
-        if targets[name].shape != value.shape:
-            raise UserError(
-                f"{path}: {name} is {list(value.shape)}, the model needs {list(targets[name].shape)}: "
-                "another num_virtual_tokens, projection or base model."
-            )
-        with torch.no_grad():
-            targets[name].copy_(value)
-
-
-def load_authors_prefix(path: str | Path) -> "dict[str, torch.Tensor]":
-    """Read a P-tuning checkpoint of the ChatGLM trainers: a `.bin` or safetensors file, or the folder that holds it.
-
-    Older checkpoints hold the full model; only `transformer.prefix_encoder.*` is used.
-
-    Returns:
-        `embedding.weight`, and with a projection `trans.0.*` and `trans.2.*`.
-
-    Raises:
-        UserError: no such file, or no prefix in it.
-    """
-    import torch
-    from safetensors.torch import load_file
-
-    path = Path(path)
-    if path.is_dir():
-        path = next((path / name for name in AUTHORS_FILES if (path / name).exists()), path / AUTHORS_FILES[0])
-    files.check_input(path, "P-tuning checkpoint")
-    if path.suffix == ".safetensors":
-        state = load_file(path)
-    else:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    found = {name.removeprefix(AUTHORS_PREFIX): t for name, t in state.items() if name.startswith(AUTHORS_PREFIX)}
-    if "embedding.weight" not in found:
-        raise UserError(f"{path}: no {AUTHORS_PREFIX}embedding.weight in it: not a P-tuning checkpoint.")
-    return found
-
-
-def attach_authors_prefix(model: "PreTrainedModel", path: str | Path, dropout: float = 0.1) -> "PreTrainedModel":
-    """Freeze a ChatGLM `model` and put the prefix of an authors' checkpoint into it.
-
-    Raises:
-        UserError: as `load_authors_prefix`, or the checkpoint is for a model of another size.
-    """
-    from cmexam_tune.models.prefix import PrefixEncoder, Shape
-
-    state = load_authors_prefix(path)
-    tokens = state["embedding.weight"].shape[0]
-    hidden = state["trans.0.weight"].shape[0] if "trans.0.weight" in state else None
-    encoder = PrefixEncoder(Shape.of(model.config, tokens), hidden, dropout, shift_positions=False)
-    _copy(dict(encoder.named_parameters()), state, Path(path))
-    model.requires_grad_(False)
-    return _install(model, encoder)
-
-
-def export_chatglm(source: "PreTrainedModel | Path | str", out: str | Path) -> Path:
-    """Write the authors' format to folder `out`: `pytorch_model.bin` with `transformer.prefix_encoder.*` in float32.
-
-    Args:
-        source: a ChatGLM model that carries a prefix, or an adapter folder that `save` wrote.
-        out: an empty or new folder. With a model, its config.json (`pre_seq_len`, `prefix_projection`) is written too.
-
-    Raises:
-        UserError: the folder holds no prefix of a ChatGLM.
-    """
-    import torch
-
-    out = Path(out)
-    if isinstance(source, str | Path):
-        state = _adapter_state(Path(source))
-    else:
-        encoder = encoder_of(source)
-        state = {name: value.detach().cpu().float() for name, value in encoder.state_dict().items()}
-        config = {**source.config.to_dict(), "pre_seq_len": encoder.shape.tokens}
-        config["prefix_projection"] = encoder.trans is not None
-        _write(out / "config.json", (json.dumps(config, indent=2, default=str) + "\n").encode())
-    with files.atomic_write(out / AUTHORS_FILES[0], binary=True) as handle:
-        torch.save({f"{AUTHORS_PREFIX}{name}": value.clone() for name, value in state.items()}, handle)
-    return out / AUTHORS_FILES[0]
-
-
-def _adapter_state(folder: Path) -> "dict[str, torch.Tensor]":
-    from safetensors.torch import load_file
-
-    if (folder / TRAINED).exists():
-        stored = load_file(folder / TRAINED)
-        state = {name.removeprefix(AUTHORS_PREFIX): t for name, t in stored.items() if name.startswith(AUTHORS_PREFIX)}
-    else:
-        stored = load_file(files.check_input(folder / WEIGHTS, "adapter file"))
-        state = {"embedding.weight": stored["prompt_embeddings"]} if "prompt_embeddings" in stored else {}
-    if not state:
-        raise UserError(f"{folder}: holds no prefix of a ChatGLM; its format exists for --family chatglm only.")
-    return {name: value.float() for name, value in state.items()}
+    copy_state({"prompt_embeddings": encoder.embedding.weight}, stored, path)

@@ -1,1 +1,4 @@
-"""The original CMExam repository's command lines in terms of this project's programs."""
+"""The original CMExam repository's command lines.
+
+In: their flags. Out: the command lines of this project that do the same. Start reading in `translation.py`.
+"""

@@ -4,7 +4,7 @@ In: a recipe by name or path, and `section.key=value` overrides. Out: a `Config`
 `sections.py`, what an experiment can say; `reading.py` is how it is read, `external.py` which names are transformers'.
 """
 
-from cmexam_tune.core.config.reading import ALIASES, dump, find, from_dict, load, read_yaml
+from cmexam_tune.core.config.reading import ALIASES, dump, find, from_dict, load, read_yaml, recipe_folders
 from cmexam_tune.core.config.sections import (
     Config,
     DataConfig,
@@ -29,4 +29,5 @@ __all__ = [
     "from_dict",
     "load",
     "read_yaml",
+    "recipe_folders",
 ]

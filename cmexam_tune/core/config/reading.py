@@ -69,14 +69,19 @@ ALIASES: dict[tuple[str, str], str] = {
 }  # fmt: skip
 
 
+def recipe_folders() -> list[Path]:
+    """Return where recipes lie: in the checkout, and in the wheel."""
+    package = Path(__file__).resolve().parents[2]
+    return [folder for folder in (package.parent / "recipes", package / "recipes") if folder.is_dir()]
+
+
 def find(name: str | Path) -> Path:
     """Return the YAML file called `name`: a path, else in the checkout's recipes/, else among the shipped recipes.
 
     Raises:
         ConfigError: there is none; the message names the places and the nearest recipe.
     """
-    package = Path(__file__).resolve().parents[2]
-    folders = [folder for folder in (package.parent / "recipes", package / "recipes") if folder.is_dir()]
+    folders = recipe_folders()
     for candidate in (Path(name), *(folder / name for folder in folders)):
         for path in (candidate, candidate.with_name(candidate.name + ".yaml")):
             if path.is_file():

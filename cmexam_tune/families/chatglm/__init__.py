@@ -17,10 +17,10 @@ from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.families import Loaded, llama
 from cmexam_tune.families.chatglm.configuration import find_file
 from cmexam_tune.families.chatglm.loading import load_model, load_tokenizer, read_model
+from cmexam_tune.families.chatglm.prefix import attach_authors_prefix
 from cmexam_tune.families.chatglm.tokenization import ChatGLM2Tokenizer, ChatGLMTokenizer
 from cmexam_tune.models import causal, checkpoint, decode
 from cmexam_tune.models.features import Encoded, Ids
-from cmexam_tune.tuning import ptuning
 
 __all__ = ["answer", "collate", "encode", "load", "load_model", "load_tokenizer"]
 
@@ -56,7 +56,7 @@ def load(model: ModelConfig, questions: Sequence[Question] | None = None) -> Loa
         if (Path(model.adapter_name_or_path).expanduser() / "adapter_config.json").is_file():
             decoder, tokenizer = llama.merge_adapter(decoder, tokenizer, model)
         else:
-            decoder = ptuning.attach_authors_prefix(decoder, Path(model.adapter_name_or_path).expanduser())
+            decoder = attach_authors_prefix(decoder, Path(model.adapter_name_or_path).expanduser())
     if isinstance(tokenizer, ChatGLM2Tokenizer):
         decoder.generation_config.eos_token_id = tokenizer.stop_ids
     decoder.config.use_cache = False
@@ -106,15 +106,15 @@ def _target(tokenizer: Any, texts: list[str], lead: Ids) -> list[Ids]:
 
 
 def encode(loaded: Loaded, questions: Sequence[Question], prompt: PromptConfig, model: ModelConfig) -> Encoded:
-    """Return training rows in the originals' layouts; see `_causal.encode`."""
+    """Return training rows in the originals' layouts; see `causal.encode`."""
     return causal.encode(codec(loaded.tokenizer, prompt), loaded, questions, prompt)
 
 
 def collate(loaded: Loaded, groups: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, torch.Tensor]:
-    """Return one batch; see `_causal.collate`."""
+    """Return one batch; see `causal.collate`."""
     return causal.collate(loaded, groups)
 
 
 def answer(loaded: Loaded, questions: Sequence[Question], config: Config) -> Iterator[Prediction]:
-    """Yield one prediction for each question; see `_decode.answer`."""
+    """Yield one prediction for each question; see `decode.answer`."""
     return decode.answer(codec(loaded.tokenizer, config.prompt), loaded, questions, config)

@@ -13,9 +13,9 @@ from cmexam_tune.families.chatglm import configuration, quantization
 from cmexam_tune.families.chatglm.configuration import ChatGLM2Config, ChatGLMConfig, find_file, read_values
 from cmexam_tune.families.chatglm.modeling_v1 import ChatGLMForCausalLM
 from cmexam_tune.families.chatglm.modeling_v2 import ChatGLM2ForCausalLM
+from cmexam_tune.families.chatglm.prefix import attach_authors_prefix
 from cmexam_tune.families.chatglm.tokenization import ChatGLM2Tokenizer, ChatGLMTokenizer, SentencePieceTokenizer
 from cmexam_tune.models import checkpoint
-from cmexam_tune.tuning import ptuning
 
 
 def load_model(folder: str | Path, prefix: str | Path | None = None, dtype: str = "auto") -> PreTrainedModel:
@@ -34,7 +34,7 @@ def load_model(folder: str | Path, prefix: str | Path | None = None, dtype: str 
     model = ModelConfig(family="chatglm", model_name_or_path=str(folder), dtype=dtype)  # type: ignore[arg-type]
     loaded = read_model(model)
     if prefix is not None:
-        loaded = ptuning.attach_authors_prefix(loaded, prefix)
+        loaded = attach_authors_prefix(loaded, prefix)
     return loaded.eval()
 
 

@@ -49,7 +49,7 @@ def first(found: Sequence[Question], count: int) -> list[Question]:
 
 
 def settings(folder: Path, arguments: argparse.Namespace, mode: str) -> Config:
-    return config.from_dict(
+    return config.parse_config(
         {
             "prompt": {"style": "answer", "max_source_length": WIDTH, "max_target_length": NEW_TOKENS},
             "model": {"family": "llama", "model_name_or_path": str(folder)},

@@ -35,7 +35,7 @@ def recipe(job):
     """The experiment of side c; the others take their numbers from it."""
     from cmexam_tune.core import config
 
-    return config.from_dict({
+    return config.parse_config({
         "data": {"train": [job["questions"]], "max_train_samples": job["count"], "num_workers": 1},
         "prompt": {"style": job["style"], **LENGTHS},
         "model": {"family": "llama", "model_name_or_path": job["model"], "config": {"tie_word_embeddings": True}},

@@ -49,13 +49,13 @@ def load(run: str | Path, overrides: Sequence[str] = ()) -> "tuple[Config, Loade
     module: Any = variants.load("families", family)
     if module.task != "generate":
         raise UserError(f"{run}: a model of family {family} chooses an option and writes no text. Use predict.")
-    settings, loaded = runs.load(run, overrides)
+    config, loaded = runs.load(run, overrides)
     model: Any = loaded.model
     model.to("cuda" if torch.cuda.is_available() else "cpu")
-    return settings, Loaded(model, loaded.tokenizer)
+    return config, Loaded(model, loaded.tokenizer)
 
 
-def reply(settings: Config, loaded: "Loaded", messages: Messages) -> Reply:
+def reply(config: Config, loaded: "Loaded", messages: Messages) -> Reply:
     """Return what the model says to the last message of a conversation.
 
     Earlier turns count where the model's template has a form for them, see `remembers`.
@@ -67,38 +67,38 @@ def reply(settings: Config, loaded: "Loaded", messages: Messages) -> Reply:
 
     if not messages or messages[-1]["role"] != "user":
         raise UserError("the last message must have the role user.")
-    codec: Any = variants.load("families", settings.model.family).codec
+    codec: Any = variants.load("families", config.model.family).codec
     if not isinstance(codec, causal.Codec):  # families with several releases choose one by the tokenizer
-        codec = codec(loaded.tokenizer, settings.prompt)
-    ids = _prompt_ids(settings, loaded, messages, codec)
+        codec = codec(loaded.tokenizer, config.prompt)
+    ids = _prompt_ids(config, loaded, messages, codec)
     nothing = Question("chat", "?", {"A": "?", "B": "?"}, None)
-    answered = next(decode.generate(codec, loaded, [decode.Asked(nothing, ids)], settings))
+    answered = next(decode.generate(codec, loaded, [decode.Asked(nothing, ids)], config))
     text = answered.text.strip()
     return Reply(text, len(ids), len(loaded.tokenizer(text, add_special_tokens=False)["input_ids"]))
 
 
-def remembers(settings: Config, loaded: "Loaded") -> bool:
+def remembers(config: Config, loaded: "Loaded") -> bool:
     """Return whether the model's template has a form for earlier turns; else every message stands for itself."""
-    return settings.prompt.template != "auto" or bool(loaded.tokenizer.chat_template)
+    return config.prompt.template != "auto" or bool(loaded.tokenizer.chat_template)
 
 
-def _prompt_ids(settings: Config, loaded: "Loaded", messages: Messages, codec: Any) -> list[int]:
-    style, tokenizer = settings.prompt.style, loaded.tokenizer
+def _prompt_ids(config: Config, loaded: "Loaded", messages: Messages, codec: Any) -> list[int]:
+    style, tokenizer = config.prompt.style, loaded.tokenizer
     turns = [{**m, "content": _ask(m["content"], style) if m["role"] == "user" else m["content"]} for m in messages]
-    template, last = settings.prompt.template, turns[-1]["content"]
+    template, last = config.prompt.template, turns[-1]["content"]
     if template == "auto" and tokenizer.chat_template:
-        if settings.prompt.system and turns[0]["role"] != "system":
-            turns.insert(0, {"role": "system", "content": settings.prompt.system})
+        if config.prompt.system and turns[0]["role"] != "system":
+            turns.insert(0, {"role": "system", "content": config.prompt.system})
         text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
         ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
     spoken = [turn for turn in turns[:-1] if turn["role"] != "system"]
     history = [Example("", a["content"], b["content"], style) for a, b in zip(spoken[::2], spoken[1::2], strict=False)]
-    if history and remembers(settings, loaded):
-        system = next((turn["content"] for turn in turns if turn["role"] == "system"), settings.prompt.system)
+    if history and remembers(config, loaded):
+        system = next((turn["content"] for turn in turns if turn["role"] == "system"), config.prompt.system)
         last = prompts.wrap(last, template, system, history)
-        return list(codec.source_ids(tokenizer, [last], dataclasses.replace(settings.prompt, template="none"))[0])
-    return list(codec.source_ids(tokenizer, [last], settings.prompt)[0])
+        return list(codec.source_ids(tokenizer, [last], dataclasses.replace(config.prompt, template="none"))[0])
+    return list(codec.source_ids(tokenizer, [last], config.prompt)[0])
 
 
 def _ask(text: str, style: str) -> str:
@@ -132,9 +132,9 @@ def main(argv: Sequence[str]) -> int | None:
     parser.add_argument("--run", required=True, metavar="DIR", help="a run folder of cmexam-tune train")
     cli.add_overrides(parser)
     got = parser.parse_intermixed_args(list(argv))
-    settings, loaded = load(got.run, got.overrides)
+    config, loaded = load(got.run, got.overrides)
     cli.note("Ask; an empty line sends. /reset forgets the conversation, /exit ends it.")
-    if not remembers(settings, loaded):
+    if not remembers(config, loaded):
         cli.note("This model's template has no form for earlier turns: every message stands for itself.")
     turns: list[dict[str, str]] = []
     for text in messages_of(sys.stdin):
@@ -144,7 +144,7 @@ def main(argv: Sequence[str]) -> int | None:
             turns.clear()
             continue
         turns.append({"role": "user", "content": text})
-        answer = reply(settings, loaded, turns).text
+        answer = reply(config, loaded, turns).text
         turns.append({"role": "assistant", "content": answer})
         cli.say(answer + "\n")
     return None

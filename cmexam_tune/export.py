@@ -53,15 +53,15 @@ def export(
     from cmexam_tune.runfolder import runs
 
     target = files.check_output(out, overwrite)
-    settings = runs.open_run(run, overrides).config
-    chosen = _format(settings, merge, format)
+    config = runs.open_run(run, overrides).config
+    chosen = _format(config, merge, format)
     writer = {"hf": _whole, "peft": _adapter, "chatglm": _authors}[chosen]
     _, loaded = runs.load(run, overrides)
     staged = target.with_name(f".{target.name}.part")
     shutil.rmtree(staged, ignore_errors=True)
     staged.mkdir(parents=True)
     try:
-        writer(settings, loaded, Path(run) / runs.ADAPTER, staged)
+        writer(config, loaded, Path(run) / runs.ADAPTER, staged)
         if target.is_dir() and not target.is_symlink():
             shutil.rmtree(target)
         elif target.exists():
@@ -72,11 +72,11 @@ def export(
     return target
 
 
-def _format(settings: Config, merge: bool, wanted: Format | None) -> Format:
+def _format(config: Config, merge: bool, wanted: Format | None) -> Format:
     """Return the format, or say why it cannot be."""
     from cmexam_tune.runfolder import runs
 
-    method, standalone = settings.tuning.method, runs.parts(settings)[1].standalone
+    method, standalone = config.tuning.method, runs.parts(config)[1].standalone
     chosen: Format = wanted or ("hf" if merge or standalone else "peft")
     if merge and chosen != "hf":
         raise UserError(f"--merge gives a whole model, --format {chosen} does not. Leave one of them out.")
@@ -88,24 +88,24 @@ def _format(settings: Config, merge: bool, wanted: Format | None) -> Format:
         raise UserError("--format hf: the run is an adapter. Add --merge to put it into its base model.")
     if chosen == "peft" and standalone:
         raise UserError(f"--format peft: a run with tuning.method={method} is a whole model. Use --format hf.")
-    if chosen == "chatglm" and (method != "ptuning" or settings.model.family != "chatglm"):
-        raise UserError(f"--format chatglm: needs P-tuning on a ChatGLM, this is {method} on {settings.model.family}.")
-    if chosen == "peft" and settings.model.adapter_name_or_path is not None:
+    if chosen == "chatglm" and (method != "ptuning" or config.model.family != "chatglm"):
+        raise UserError(f"--format chatglm: needs P-tuning on a ChatGLM, this is {method} on {config.model.family}.")
+    if chosen == "peft" and config.model.adapter_name_or_path is not None:
         raise UserError(
-            f"--format peft: the adapter sits on {settings.model.model_name_or_path} plus "
-            f"{settings.model.adapter_name_or_path}, which PEFT cannot name as a base. Use --merge."
+            f"--format peft: the adapter sits on {config.model.model_name_or_path} plus "
+            f"{config.model.adapter_name_or_path}, which PEFT cannot name as a base. Use --merge."
         )
     return chosen
 
 
-def _whole(settings: Config, loaded: "Loaded", adapter: Path, out: Path) -> None:
+def _whole(config: Config, loaded: "Loaded", adapter: Path, out: Path) -> None:
     """Write a plain transformers model: merged if the run is an adapter."""
     from cmexam_tune.runfolder import runs
 
-    family: Any = runs.parts(settings)[0]
+    family: Any = runs.parts(config)[0]
     expected = logits(loaded)
     model: Any = loaded.model
-    if not runs.parts(settings)[1].standalone:
+    if not runs.parts(config)[1].standalone:
         model = model.merge_and_unload(safe_merge=True)
     if family.task == "generate":
         # Training turned the cache off; whoever loads the export expects transformers' default.
@@ -113,13 +113,13 @@ def _whole(settings: Config, loaded: "Loaded", adapter: Path, out: Path) -> None
     model.save_pretrained(out)
     loaded.tokenizer.save_pretrained(out)
     there = dataclasses.replace(
-        settings.model, model_name_or_path=str(out), adapter_name_or_path=None, revision=None, config={}
+        config.model, model_name_or_path=str(out), adapter_name_or_path=None, revision=None, config={}
     )
     del model
     _compare(expected, lambda: family.load(there), "the exported model")
 
 
-def _adapter(settings: Config, loaded: "Loaded", adapter: Path, out: Path) -> None:
+def _adapter(config: Config, loaded: "Loaded", adapter: Path, out: Path) -> None:
     """Copy the adapter, with the tokenizer, and read it back with PEFT alone."""
     from peft import PeftModel
 
@@ -128,22 +128,22 @@ def _adapter(settings: Config, loaded: "Loaded", adapter: Path, out: Path) -> No
 
     shutil.copytree(adapter, out, dirs_exist_ok=True)
     loaded.tokenizer.save_pretrained(out)
-    family: Any = runs.parts(settings)[0]
+    family: Any = runs.parts(config)[0]
     expected = logits(loaded)
 
     def plain() -> "Loaded":
         model: Any = loaded.model
-        base = family.load(settings.model).model if settings.tuning.method == "ptuning" else model.unload()
+        base = family.load(config.model).model if config.tuning.method == "ptuning" else model.unload()
         tuned: Any = PeftModel.from_pretrained(base, str(out))
         return Loaded(tuned, loaded.tokenizer)
 
-    if settings.tuning.method != "ptuning" or (family.prefix_shifts_positions and family.task == "generate"):
+    if config.tuning.method != "ptuning" or (family.prefix_shifts_positions and family.task == "generate"):
         _compare(expected, plain, "the adapter in plain PEFT")
     else:
         cli.note("note: PEFT has no prefix for this family's models; the adapter works with cmexam_tune only.")
 
 
-def _authors(settings: Config, loaded: "Loaded", adapter: Path, out: Path) -> None:
+def _authors(config: Config, loaded: "Loaded", adapter: Path, out: Path) -> None:
     """Write the prefix as the ChatGLM authors' trainer does."""
     from cmexam_tune.families.chatglm.prefix import write_authors_prefix
 

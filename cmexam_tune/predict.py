@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cmexam_tune import __version__
-from cmexam_tune.core import cli, config, files, jsonl, variants
-from cmexam_tune.core.config import Config
+from cmexam_tune.core import cli, files, jsonl, variants
+from cmexam_tune.core.config import Config, load_config
 from cmexam_tune.core.errors import ConfigError, UserError
 from cmexam_tune.core.schema import Prediction, Question
 
@@ -49,15 +49,15 @@ def predict(
     """
     asked = list(_first(jsonl.read(questions, Question), limit))
     run = Path(source) if not isinstance(source, Config) and Path(source).is_dir() else None
-    settings = _settings(source, overrides)
+    config = _config(source, overrides)
     out = Path(out)
-    meta = provenance(settings, questions, run)
+    meta = provenance(config, questions, run)
     known = _answered(out, meta, overwrite)
     rest = [question for question in asked if question.id not in (known or ())]
     if known:
         cli.note(f"{out}: {len(asked) - len(rest)} questions are answered already, {len(rest)} to go")
     if rest:
-        answers = _answers(settings, _load(settings, run, overrides), rest)
+        answers = _answers(config, _load(config, run, overrides), rest)
         # The model has answered once before anything is replaced: a wrong path or setting costs no old file.
         first = next(answers)
         if known is None:
@@ -73,7 +73,7 @@ def _first(items: Iterable[T], limit: int | None) -> Iterator[T]:
             yield item
 
 
-def _settings(source: str | Path | Config, overrides: Sequence[str]) -> Config:
+def _config(source: str | Path | Config, overrides: Sequence[str]) -> Config:
     if isinstance(source, Config):
         if overrides:
             raise ConfigError("overrides change a recipe; with a Config use dataclasses.replace.")
@@ -82,10 +82,10 @@ def _settings(source: str | Path | Config, overrides: Sequence[str]) -> Config:
         from cmexam_tune.runfolder import runs
 
         return runs.open_run(source, overrides).config
-    return config.load(source, overrides)
+    return load_config(source, overrides)
 
 
-def _load(settings: Config, run: Path | None, overrides: Sequence[str]) -> "Loaded":
+def _load(config: Config, run: Path | None, overrides: Sequence[str]) -> "Loaded":
     import torch
 
     from cmexam_tune.families import Loaded
@@ -95,29 +95,29 @@ def _load(settings: Config, run: Path | None, overrides: Sequence[str]) -> "Load
 
         _, loaded = runs.load(run, overrides)
     else:
-        family: Any = variants.load("families", settings.model.family)
-        loaded = family.load(settings.model)
+        family: Any = variants.load("families", config.model.family)
+        loaded = family.load(config.model)
     model: Any = loaded.model
     return Loaded(model.to("cuda" if torch.cuda.is_available() else "cpu").eval(), loaded.tokenizer)
 
 
-def _answers(settings: Config, loaded: "Loaded", questions: Sequence[Question]) -> Iterator[Prediction]:
+def _answers(config: Config, loaded: "Loaded", questions: Sequence[Question]) -> Iterator[Prediction]:
     """Answer in windows of many batches, so that the order of the file is roughly kept and lengths are still alike."""
-    family: Any = variants.load("families", settings.model.family)
-    size = WINDOW * settings.generation.batch_size
+    family: Any = variants.load("families", config.model.family)
+    size = WINDOW * config.generation.batch_size
     for start in range(0, len(questions), size):
-        yield from family.answer(loaded, questions[start : start + size], settings)
+        yield from family.answer(loaded, questions[start : start + size], config)
 
 
-def provenance(settings: Config, questions: str | Path, run: Path | None) -> dict[str, Any]:
+def provenance(config: Config, questions: str | Path, run: Path | None) -> dict[str, Any]:
     """Return what the predictions come from: config, decoding, model, questions and versions."""
     from importlib.metadata import version
 
-    plain = settings.to_dict()
+    plain = config.to_dict()
     adapter = None if run is None else _fingerprint(run / "adapter")
     return {
         "config": plain,
-        "mode": settings.generation.mode,
+        "mode": config.generation.mode,
         "run": None if run is None else str(run),
         "adapter_sha256": adapter,
         "questions": str(questions),

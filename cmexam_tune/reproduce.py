@@ -7,8 +7,8 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from cmexam_tune.core import cli, config
-from cmexam_tune.core.config import Config
+from cmexam_tune.core import cli
+from cmexam_tune.core.config import Config, dump_config, load_config
 from cmexam_tune.core.errors import TrainingStopped, UserError
 from cmexam_tune.core.files import atomic_write
 from cmexam_tune.paper import results, rows
@@ -32,7 +32,7 @@ class Unit:
 
     row: rows.Row
     folder: Path
-    settings: Config
+    config: Config
     test: Path
 
 
@@ -91,7 +91,7 @@ def _own(overrides: Sequence[str], row: rows.Row) -> list[str]:
 
 
 def _missing_weights(row: rows.Row, overrides: Sequence[str]) -> Iterator[str]:
-    model = config.load(row.recipe, overrides).model
+    model = load_config(row.recipe, overrides).model
     wanted = [(model.model_name_or_path, "config.json", "config.json, tokenizer and weights")]
     if model.adapter_name_or_path:
         wanted.append((model.adapter_name_or_path, "adapter_config.json", "the adapter's config and weights"))
@@ -115,7 +115,7 @@ def _cached(name: str, marker: str) -> bool:
 
 
 def _units(row: rows.Row, out: Path, seeds: Sequence[int], data: Path, overrides: Sequence[str]) -> Iterator[Unit]:
-    base = config.load(row.recipe, overrides)
+    base = load_config(row.recipe, overrides)
     splits = {"test": base.data.test}
     if row.trained:
         splits |= {"train": base.data.train, "validation": base.data.validation}
@@ -129,7 +129,7 @@ def _units(row: rows.Row, out: Path, seeds: Sequence[int], data: Path, overrides
             folder = out / _key(row) / f"seed{seed}{suffix}"
             # The user's own words come last: they win over what the explaining run changes.
             words = [*changes, *places, f"training.seed={seed}", f"out={folder / 'run'}", *overrides]
-            yield Unit(row, folder, config.load(row.recipe, words), files["test"])
+            yield Unit(row, folder, load_config(row.recipe, words), files["test"])
 
 
 def _questions(exam: str, split: str, paths: Sequence[str], data: Path, out: Path) -> Path:
@@ -160,7 +160,7 @@ def _run(unit: Unit, launch: str | None) -> None:
     predictions = unit.folder / "predictions.jsonl"
     if unit.row.trained:
         _train(unit, launch)
-    source = unit.settings.out if unit.row.trained else _write_config(unit)
+    source = unit.config.out if unit.row.trained else _write_config(unit)
     from cmexam_tune.evaluate import evaluate
     from cmexam_tune.predict import predict
 
@@ -174,7 +174,7 @@ def _train(unit: Unit, launch: str | None) -> None:
     if launch is None:
         from cmexam_tune.train import train
 
-        train(unit.settings)
+        train(unit.config)
         return
     command = [*shlex.split(launch), "cmexam_tune.train", "--config", str(_write_config(unit))]
     status = subprocess.run(command, env=os.environ, check=False).returncode
@@ -185,7 +185,7 @@ def _train(unit: Unit, launch: str | None) -> None:
 def _write_config(unit: Unit) -> Path:
     path = unit.folder / "recipe.yaml"
     with atomic_write(path) as handle:
-        handle.write(config.dump(unit.settings))
+        handle.write(dump_config(unit.config))
     return path
 
 

@@ -32,7 +32,7 @@ example:
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
-def application(settings: Config, loaded: "Loaded", name: str) -> "FastAPI":
+def application(config: Config, loaded: "Loaded", name: str) -> "FastAPI":
     """Return the web application that answers with `loaded` under the model name `name`.
 
     Raises:
@@ -54,7 +54,7 @@ def application(settings: Config, loaded: "Loaded", name: str) -> "FastAPI":
     def answer(request: dict[str, Any]) -> Any:
         try:
             with busy:
-                said = chat.reply(_settings(settings, request), loaded, _messages(request, name))
+                said = chat.reply(_config(config, request), loaded, _messages(request, name))
         except UserError as error:
             kind = {"message": str(error), "type": "invalid_request_error", "param": None, "code": None}
             return JSONResponse({"error": kind}, status_code=400)
@@ -83,7 +83,7 @@ def _messages(request: Mapping[str, Any], name: str) -> list[dict[str, str]]:
     return found
 
 
-def _settings(settings: Config, request: Mapping[str, Any]) -> Config:
+def _config(config: Config, request: Mapping[str, Any]) -> Config:
     """Return the run's config with the request's decoding: it samples only where a temperature above 0 is asked for."""
     changes: dict[str, Any] = {}
     if limit := request.get("max_completion_tokens") or request.get("max_tokens"):
@@ -95,8 +95,8 @@ def _settings(settings: Config, request: Mapping[str, Any]) -> Config:
     for key, value in changes.items():
         if key != "do_sample" and (isinstance(value, bool) or not isinstance(value, int | float) or value <= 0):
             raise UserError(f"{key}: a number above 0 is needed, got {value!r}.")
-    generation = dataclasses.replace(settings.generation, arguments={**settings.generation.arguments, **changes})
-    return dataclasses.replace(settings, generation=generation)
+    generation = dataclasses.replace(config.generation, arguments={**config.generation.arguments, **changes})
+    return dataclasses.replace(config, generation=generation)
 
 
 def _completion(said: chat.Reply, name: str) -> dict[str, Any]:
@@ -132,8 +132,8 @@ def main(argv: Sequence[str]) -> int | None:
     parser.add_argument("--name", help="the model's name in requests (default: the run folder's)")
     cli.add_overrides(parser)
     got = parser.parse_intermixed_args(list(argv))
-    settings, loaded = chat.load(got.run, got.overrides)
-    app = application(settings, loaded, got.name or Path(got.run).resolve().name)
+    config, loaded = chat.load(got.run, got.overrides)
+    app = application(config, loaded, got.name or Path(got.run).resolve().name)
     import uvicorn
 
     if got.host not in LOOPBACK:

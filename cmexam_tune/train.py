@@ -4,20 +4,20 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from cmexam_tune.core import cli, config, files, jsonl
-from cmexam_tune.core.config import Config
+from cmexam_tune.core import cli, files, jsonl
+from cmexam_tune.core.config import Config, dump_config, load_config
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.core.schema import Question
 from cmexam_tune.runfolder import runs
 
 
 def train(
-    settings: Config | str | Path, overrides: Sequence[str] = (), *, resume: bool = False, overwrite: bool = False
+    config: Config | str | Path, overrides: Sequence[str] = (), *, resume: bool = False, overwrite: bool = False
 ) -> runs.Run:
     """Train one experiment; started again it goes on where it was, and a finished run is returned as it is.
 
     Args:
-        settings: a Config, or the path or name of a recipe.
+        config: a Config, or the path or name of a recipe.
         overrides: `section.key=value` changes to a recipe.
         resume: refuse to start anew where there is nothing to resume.
         overwrite: replace another run that lies in `out`.
@@ -32,16 +32,16 @@ def train(
     Example:
         `run = train("lora_llama.yaml", ["model.model_name_or_path=/models/llama", "out=runs/try"])`
     """
-    if not isinstance(settings, Config):
-        settings = config.load(settings, overrides)
+    if not isinstance(config, Config):
+        config = load_config(config, overrides)
     elif overrides:
         raise ConfigError("overrides change a recipe; with a Config use dataclasses.replace.")
-    run = runs.prepare(settings, overwrite, resume)
+    run = runs.prepare(config, overwrite, resume)
     if run.finished:
         cli.note(f"{run.path}: this run has finished; nothing to do. --overwrite trains it again.")
         return run
-    questions = read(settings.data.train, settings.data.max_train_samples, "train")
-    validation = read(settings.data.validation, settings.data.max_eval_samples, "validation")
+    questions = read(config.data.train, config.data.max_train_samples, "train")
+    validation = read(config.data.validation, config.data.max_eval_samples, "validation")
     from cmexam_tune.training import loop
 
     return loop.fit(run, questions, validation)
@@ -86,17 +86,17 @@ def main(argv: Sequence[str]) -> int | None:
     parser.add_argument("--overwrite", action="store_true", help="replace another run that lies in out")
     parser.add_argument("--local_rank", "--local-rank", type=int, default=-1, help="set by the launcher")
     got = parser.parse_intermixed_args(list(argv))
-    settings = config.load(got.config, got.overrides)
+    config = load_config(got.config, got.overrides)
     if got.print_config:
-        cli.say(config.dump(settings).rstrip())
+        cli.say(dump_config(config).rstrip())
         return None
     if got.dry_run:
         from cmexam_tune.training import estimate
 
-        questions = read(settings.data.train, settings.data.max_train_samples, "train")
-        cli.say(str(estimate.dry_run(settings, questions)))
+        questions = read(config.data.train, config.data.max_train_samples, "train")
+        cli.say(str(estimate.dry_run(config, questions)))
         return None
-    run = train(settings, resume=got.resume, overwrite=got.overwrite)
+    run = train(config, resume=got.resume, overwrite=got.overwrite)
     if os.environ.get("RANK", "0") == "0":
         cli.say(str(run.path))
     return None

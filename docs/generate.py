@@ -113,7 +113,7 @@ def hours(row: rows.Row, card: str) -> str:
     """Return the estimated hours of training on one card."""
     if not row.trained or not row.tokens:
         return "-"
-    loaded = config.load(row.recipe)
+    loaded = config.load_config(row.recipe)
     epochs = row.epochs or float(loaded.training.arguments.get("num_train_epochs", 3))
     factor = FLOPS_PER_PARAMETER.get(loaded.tuning.method, 6)
     seconds = factor * row.billions * 1e9 * row.tokens * row.questions * epochs / CARDS[card]

@@ -1,6 +1,6 @@
 """The original `LoRA/finetune.py` command line, answered by `cmexam-tune train`."""
 
-from cmexam_tune.upstream.translation.translation import run
+from cmexam_tune.upstream.translation import run
 
 RECIPE = "lora_llama_script.yaml"
 FLAGS = {

@@ -1,6 +1,6 @@
 """The original `LoRA/infer.py` command line, answered by `cmexam-tune predict`."""
 
-from cmexam_tune.upstream.translation.translation import run
+from cmexam_tune.upstream.translation import run
 
 RECIPE = "lora_llama_script.yaml"
 FLAGS = {

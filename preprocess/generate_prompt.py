@@ -1,6 +1,6 @@
 """The original `preprocess/generate_prompt.py --filepath F --templates 1,4`, answered by `cmexam-tune preprocess`."""
 
-from cmexam_tune.upstream.translation.translation import prompts
+from cmexam_tune.upstream.translation import prompts
 
 FLAGS = {"filepath": "@input", "templates": "@styles"}
 

@@ -1,6 +1,6 @@
 """The original `ptuning/main.py` command line, answered by `cmexam-tune train` and `predict`."""
 
-from cmexam_tune.upstream.translation.translation import run
+from cmexam_tune.upstream.translation import run
 
 RECIPE = "ptuning_chatglm_script.yaml"
 FLAGS = {

@@ -52,4 +52,4 @@ def make_config(family: str = "llama", **changes: Any) -> Config:
             values[section][name] = value
         else:
             values[section] = value
-    return config.from_dict(values)
+    return config.parse_config(values)

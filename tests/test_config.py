@@ -47,10 +47,10 @@ def changed(key: str, value: Any) -> dict[str, Any]:
 
 
 def test_good_is_good_and_round_trips(tmp_path: Path) -> None:
-    first = config.from_dict(GOOD)
+    first = config.parse_config(GOOD)
     assert first.training.arguments["learning_rate"] == 3e-4
     assert first.tuning.settings.r == 8
-    assert config.load(write(tmp_path, config.dump(first))) == first
+    assert config.load_config(write(tmp_path, config.dump_config(first))) == first
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_good_is_good_and_round_trips(tmp_path: Path) -> None:
 )
 def test_wrong_values(key: str, value: Any, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        config.from_dict(changed(key, value), "c.yaml")
+        config.parse_config(changed(key, value), "c.yaml")
     assert message in str(caught.value)
     assert str(caught.value).startswith("c.yaml cannot be used:\n  - ")
 
@@ -105,7 +105,7 @@ def test_all_problems_at_once() -> None:
     values["tuning"]["r"] = "x"
     del values["out"]
     with pytest.raises(ConfigError) as caught:
-        config.from_dict(values)
+        config.parse_config(values)
     assert len(str(caught.value).splitlines()) == 5
 
 
@@ -116,7 +116,7 @@ def test_all_problems_at_once() -> None:
 def test_numbers_as_people_write_them(tmp_path: Path, written: str, value: float) -> None:
     path = write(tmp_path, f"x: {written}\ny: [{written}]\n")
     assert config.read_yaml(path) == {"x": value, "y": [value]}
-    loaded = config.load(write(tmp_path, GOOD, "g.yaml"), [f"training.weight_decay={written}"])
+    loaded = config.load_config(write(tmp_path, GOOD, "g.yaml"), [f"training.weight_decay={written}"])
     assert loaded.training.arguments["weight_decay"] == value
 
 
@@ -144,30 +144,30 @@ def test_not_everything_with_an_e_is_a_number(tmp_path: Path, text: str) -> None
     ],
 )
 def test_overrides(tmp_path: Path, override: str, check: Any) -> None:
-    assert check(config.load(write(tmp_path, GOOD), [override]))
+    assert check(config.load_config(write(tmp_path, GOOD), [override]))
 
 
 def test_another_method_drops_the_old_keys(tmp_path: Path) -> None:
-    new = config.load(write(tmp_path, GOOD), ["tuning.method=ptuning", "tuning.num_virtual_tokens=4"])
+    new = config.load_config(write(tmp_path, GOOD), ["tuning.method=ptuning", "tuning.num_virtual_tokens=4"])
     assert new.tuning.settings.num_virtual_tokens == 4
-    same = config.load(write(tmp_path, GOOD), ["tuning.method=lora", "tuning.r=2"])
+    same = config.load_config(write(tmp_path, GOOD), ["tuning.method=lora", "tuning.r=2"])
     assert (same.tuning.settings.r, same.tuning.settings.lora_alpha) == (2, 16)
 
 
 @pytest.mark.parametrize("override", ["training.learning_rate", "=3", "prompt.style.deep=3"])
 def test_broken_overrides(tmp_path: Path, override: str) -> None:
     with pytest.raises(ConfigError):
-        config.load(write(tmp_path, GOOD), [override])
+        config.load_config(write(tmp_path, GOOD), [override])
 
 
 def test_aliases_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     values = changed("training.evaluation_strategy", "epoch")
-    loaded = config.load(write(tmp_path, values))
+    loaded = config.load_config(write(tmp_path, values))
     assert loaded.training.arguments["eval_strategy"] == "epoch"
     assert capsys.readouterr().err == "note: training.evaluation_strategy is called training.eval_strategy here\n"
     values["training"]["eval_strategy"] = "steps"
     with pytest.raises(ConfigError, match="another name for"):
-        config.load(write(tmp_path, values))
+        config.load_config(write(tmp_path, values))
 
 
 def test_every_alias_leads_somewhere() -> None:
@@ -202,20 +202,20 @@ def test_every_alias_leads_somewhere() -> None:
 )
 def test_broken_yaml(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        config.load(write(tmp_path, text))
+        config.load_config(write(tmp_path, text))
 
 
 def test_yaml_in_another_encoding(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_bytes("out: 输出".encode("gbk"))
     with pytest.raises(ConfigError, match="not UTF-8 at byte 5"):
-        config.load(path)
+        config.load_config(path)
 
 
 def test_extends_states_only_what_differs(tmp_path: Path) -> None:
     write(tmp_path, GOOD, "base.yaml")
     write(tmp_path, {"extends": "base.yaml", "training": {"learning_rate": 1e-5}}, "middle.yaml")
-    leaf = config.load(write(tmp_path, {"extends": "middle.yaml", "out": "leaf"}, "leaf.yaml"))
+    leaf = config.load_config(write(tmp_path, {"extends": "middle.yaml", "out": "leaf"}, "leaf.yaml"))
     assert leaf.training.arguments == {"learning_rate": 1e-5, "num_train_epochs": 1}
     assert (leaf.out, leaf.tuning.settings.r) == ("leaf", 8)
 
@@ -224,12 +224,12 @@ def test_extends_states_only_what_differs(tmp_path: Path) -> None:
 def test_recipes_are_found_by_name(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if "/" not in name:
         monkeypatch.chdir(tmp_path)
-    assert config.find(name).name == "lora_llama.yaml"
+    assert config.find_recipe(name).name == "lora_llama.yaml"
 
 
 def test_unknown_recipe_is_suggested() -> None:
     with pytest.raises(ConfigError, match=r"did you mean 'lora_llama\.yaml'"):
-        config.find("lora_lama.yaml")
+        config.find_recipe("lora_lama.yaml")
 
 
 def test_foreign_names_are_the_library_s() -> None:

@@ -46,7 +46,7 @@ def experiment(folder: Path, name: str, **changes: Any) -> Path:
     settings = train_helpers.recipe(
         folder, training__save_steps=100, training__global_batch_size=7, tuning__lora_dropout=0.0, **changes
     )
-    text = config.dump(settings)
+    text = config.dump_config(settings)
     assert text.count("  use_cpu: true\n") == 1
     if not torch.accelerator.is_available():
         # Every launcher must find by itself that there is no card; nobody has to say so.
@@ -92,7 +92,7 @@ def test_ptuning_under_zero3(folder: Path) -> None:
     changes: dict[str, Any] = {"tuning": {"method": "ptuning", "num_virtual_tokens": 4, "prefix_projection": True}}
     path = folder / "prefix.yaml"
     path.write_text(
-        config.dump(train_helpers.recipe(folder, training__save_steps=100, **changes)), encoding="utf-8"
+        config.dump_config(train_helpers.recipe(folder, training__save_steps=100, **changes)), encoding="utf-8"
     )  # fmt: skip
     one = train(path, [f"out={folder / 'prefix_one'}"])
     two = launch(train_helpers.torchrun(), path, folder / "prefix_two", "training.deepspeed=zero3")

@@ -99,7 +99,7 @@ def test_memory_by_stage(folder: Path) -> None:
 def test_program_prints_it_without_writing(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = train_helpers.recipe(folder, out=str(tmp_path / "dry"))
     path = tmp_path / "recipe.yaml"
-    path.write_text(config.dump(settings), encoding="utf-8")
+    path.write_text(config.dump_config(settings), encoding="utf-8")
     program.main(["--config", str(path), "--dry-run"])
     told = capsys.readouterr().out
     for words in ("ZeRO-2", "ZeRO-3", "optimizer steps", "hours", "stem shortened"):

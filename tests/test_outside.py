@@ -79,7 +79,9 @@ def test_the_command_can_and_so_can_an_import(lab: Path, tmp_path: Path) -> None
         assert not lab.exists()
         assert not main([*command, consent])
         assert lab.exists(), name
-    assert config.load(run / "config.yaml").tuning.method == "my_lab.bitfit", "imported before: the program's own will"
+    assert config.load_config(run / "config.yaml").tuning.method == "my_lab.bitfit", (
+        "imported before: the program's own will"
+    )
 
 
 def test_only_the_command_asks_for_a_checkpoint_s_code(tmp_path: Path) -> None:
@@ -89,8 +91,8 @@ def test_only_the_command_asks_for_a_checkpoint_s_code(tmp_path: Path) -> None:
     child = tmp_path / "child.yaml"
     child.write_text(f"extends: {path.name}\nout: elsewhere\n", encoding="utf-8")
     with pytest.raises(ConfigError, match="trust its author"):
-        config.load(child)
-    assert not config.load(path, ["model.trust_remote_code=false"]).model.trust_remote_code
+        config.load_config(child)
+    assert not config.load_config(path, ["model.trust_remote_code=false"]).model.trust_remote_code
     asked = ["train", "--config", str(path), "model.trust_remote_code=true"]
     assert not main(asked)
     assert not main(asked), "the run that lies there is the same experiment"
@@ -103,11 +105,11 @@ def test_only_the_command_asks_for_a_checkpoint_s_code(tmp_path: Path) -> None:
 
 def test_misspelt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"no module 'my_labb\.x' can be imported\. Is its folder on PYTHONPATH"):
-        config.load("lora_llama", ["model.family=my_labb.x"])
+        config.load_config("lora_llama", ["model.family=my_labb.x"])
     with pytest.raises(ConfigError, match="did you mean 'llama'"):
         variants.load("families", "llamas")
     (tmp_path / "broken_lab").mkdir()
     (tmp_path / "broken_lab" / "needs.py").write_text("import not_there_at_all\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ModuleNotFoundError, match="not_there_at_all"):
-        config.load("lora_llama", ["model.family=broken_lab.needs"])
+        config.load_config("lora_llama", ["model.family=broken_lab.needs"])

@@ -35,7 +35,7 @@ def test_links_programs_and_recipes_exist(path: Path) -> None:
         for program in re.findall(r"(?:^|\s)cmexam-tune (\w+)", line):
             assert program in __main__.PROGRAMS, line
         for name in re.findall(r"--config (\w+)\.yaml", line):
-            assert name in rows.known() and config.find(name), line
+            assert name in rows.known() and config.find_recipe(name), line
         for script in re.findall(r"bash (\w+/\w+\.sh)", line):
             assert (ROOT / script).is_file(), line
 

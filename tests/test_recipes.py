@@ -44,7 +44,7 @@ def test_every_row_has_a_recipe_and_every_recipe_an_entry() -> None:
 
 @pytest.mark.parametrize("path", RECIPES, ids=NAMES)
 def test_it_loads_strictly_and_says_what_it_is(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    settings = config.load(path)
+    settings = config.load_config(path)
     assert capsys.readouterr().err == "", "a recipe uses our own names, not aliases"
     assert settings.out == f"runs/{path.stem}"
     assert prompts.style_named(settings.prompt.style)
@@ -63,7 +63,7 @@ def test_it_states_only_what_differs(path: Path) -> None:
     own = yaml.load(path.read_text(encoding="utf-8"), reading._Loader)
     if "extends" not in own:
         return
-    parent = config.read_yaml(config.find(own.pop("extends")))
+    parent = config.read_yaml(config.find_recipe(own.pop("extends")))
     for section, values in own.items():
         for key, value in values.items() if isinstance(values, dict) else ():
             if (
@@ -107,7 +107,7 @@ PAPER = [
 @pytest.mark.parametrize(("recipe", "key", "value"), PAPER)
 def test_numbers_of_the_papers(recipe: str, key: str, value: object) -> None:
     section, _, name = key.partition(".")
-    assert config.load(recipe).to_dict()[section][name] == value
+    assert config.load_config(recipe).to_dict()[section][name] == value
 
 
 # --- with tiny models ---------------------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> Words:
     models = {kind: tiny.build(kind, folder / "models" / kind, hidden=32) for kind in kinds}
 
     def place(name: str) -> list[str]:
-        settings, row = config.load(name), rows.known()[name]
+        settings, row = config.load_config(name), rows.known()[name]
         kind = settings.model.family
         if kind == "chatglm" and settings.model.model_name_or_path[-4:] in ("2-6b", "3-6b"):
             kind = "chatglm2"
@@ -157,7 +157,7 @@ def adapters(words: Words, tmp_path_factory: pytest.TempPathFactory) -> dict[str
 
 
 def with_adapter(name: str, adapters: dict[str, Path]) -> list[str]:
-    model = config.load(name).model
+    model = config.load_config(name).model
     if model.adapter_name_or_path is None:
         return []
     kind = adapters[model.family]
@@ -185,7 +185,7 @@ def test_two_steps(name: str, words: Words, adapters: dict[str, Path]) -> None:
 @pytest.mark.parametrize("name", ZERO_SHOT)
 def test_off_the_shelf(name: str, words: Words, adapters: dict[str, Path], tmp_path: Path) -> None:
     places = [*words(name), *with_adapter(name, adapters)]
-    questions = config.load(name, places).data.test[0]
+    questions = config.load_config(name, places).data.test[0]
     done = predict(name, questions, tmp_path / "p.jsonl", places, limit=2)
     assert len(list(jsonl.read(done, Prediction))) == 2
 

@@ -40,7 +40,7 @@ def experiment(folder: Path, name: str, **changes: Any) -> Path:
     path = folder / f"{name}.yaml"
     if "model__model_name_or_path" in changes:
         changes["model__model_name_or_path"] = str(folder / changes["model__model_name_or_path"])
-    path.write_text(config.dump(train_helpers.recipe(folder, **changes)), encoding="utf-8")
+    path.write_text(config.dump_config(train_helpers.recipe(folder, **changes)), encoding="utf-8")
     return path
 
 

@@ -42,7 +42,7 @@ def plain(folder: Path) -> runs.Run:
 
 
 def test_run_folder_describes_itself(plain: runs.Run, folder: Path) -> None:
-    assert config.load(plain.path / "config.yaml") == plain.config
+    assert config.load_config(plain.path / "config.yaml") == plain.config
     environment = json.loads((plain.path / "environment.json").read_text())
     assert {"torch", "transformers", "peft", "python", "device", "command"} <= environment.keys()
     assert [entry["step"] for entry in plain.log if "loss" in entry] == list(range(1, 9))
@@ -140,7 +140,7 @@ def refuse(arguments: list[str], words: str) -> None:
 @pytest.fixture
 def recipe_file(folder: Path, tmp_path: Path) -> str:
     path = tmp_path / "recipe.yaml"
-    path.write_text(config.dump(train_helpers.recipe(folder, out=str(tmp_path / "run"))), encoding="utf-8")
+    path.write_text(config.dump_config(train_helpers.recipe(folder, out=str(tmp_path / "run"))), encoding="utf-8")
     return str(path)
 
 

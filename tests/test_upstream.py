@@ -17,7 +17,7 @@ from cmexam_tune.core import config, jsonl
 from cmexam_tune.core.config import external
 from cmexam_tune.core.errors import ConfigError, DataError
 from cmexam_tune.core.schema import Prediction, Question
-from cmexam_tune.upstream.translation import translation
+from cmexam_tune.upstream import translation
 
 ROOT = Path(__file__).resolve().parents[1]
 SAMPLE = ROOT / "cmexam_tune" / "sample" / "cmexam"
@@ -106,7 +106,7 @@ def test_without_flags_it_is_the_recipe(name: str, calls: list[Call]) -> None:
     program, arguments = translated(name, "", calls)
     recipe = shim(name)["RECIPE"]
     assert (program, arguments) == ("train", ["--config", recipe])
-    assert config.load(recipe, overrides(arguments)) == config.load(recipe)
+    assert config.load_config(recipe, overrides(arguments)) == config.load_config(recipe)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_shims_hold_tables_only(name: str) -> None:
 def test_train_sh(data: Path, calls: list[Call]) -> None:
     program, arguments = translated("ptuning/main.py", TRAIN_SH, calls, data=data, model="x/y", out="o")
     assert program == "train" and "--overwrite" in arguments
-    got = config.load("ptuning_chatglm_script.yaml", overrides(arguments))
+    got = config.load_config("ptuning_chatglm_script.yaml", overrides(arguments))
     assert got.data.train == (str(data / "train.questions.jsonl"),)
     assert (got.prompt.style, got.prompt.max_source_length, got.prompt.max_target_length) == ("1", 256, 256)
     assert got.training.global_batch_size == 16
@@ -132,8 +132,8 @@ def test_train_sh(data: Path, calls: list[Call]) -> None:
 def test_the_released_script_is_the_script_recipe(data: Path, calls: list[Call]) -> None:
     """train.sh states what ptuning_chatglm_script.yaml states, but for places, style's id and where it reports."""
     _, arguments = translated("ptuning/main.py", TRAIN_SH, calls, data=data, model="THUDM/chatglm-6b", out="o")
-    got = config.load("ptuning_chatglm_script.yaml", overrides(arguments)).to_dict()
-    want = config.load("ptuning_chatglm_script.yaml").to_dict()
+    got = config.load_config("ptuning_chatglm_script.yaml", overrides(arguments)).to_dict()
+    want = config.load_config("ptuning_chatglm_script.yaml").to_dict()
     differ = {f"{s}.{k}" for s in want if s != "out" for k in {*got[s], *want[s]} if got[s].get(k) != want[s].get(k)}
     places = {"data.train", "data.validation", "prompt.style"}
     assert differ <= places | {"training.per_device_eval_batch_size", "generation.batch_size", "training.report_to"}
@@ -141,7 +141,7 @@ def test_the_released_script_is_the_script_recipe(data: Path, calls: list[Call])
 
 def test_finetune_sh(data: Path, calls: list[Call]) -> None:
     program, arguments = translated("lora/finetune.py", ALPACA, calls, data=data, model="x/y", out="o")
-    got = config.load("lora_llama_script.yaml", overrides(arguments))
+    got = config.load_config("lora_llama_script.yaml", overrides(arguments))
     assert program == "train"
     assert (got.prompt.style, got.prompt.template, got.model.adapter_name_or_path) == (
         "4", "cmexam_lora", "alpaca-lora-7b",

@@ -83,7 +83,7 @@ def recipe(folder: Path, **changes: Any) -> config.Config:
             values.setdefault(section, {})[name] = value
         else:
             values[section] = value
-    return config.from_dict(values)
+    return config.parse_config(values)
 
 
 def world(folder: Path, count: int = 20) -> Path:

@@ -1,7 +1,7 @@
 """Reading an answer out of an output.
 
-In: what a model wrote, and its question. Out: letters and explanation, or None where nothing can be read. Start reading in
-`reading.py`: the rules in the order in which they are tried; `cleaning.py` is what is done to an output before.
+In: what a model wrote, and its question. Out: letters and explanation, or None where nothing can be read.
+Start reading in `reading.py`, the rules in the order in which they are tried; `cleaning.py` is what comes before them.
 """
 
 from cmexam_tune.answers.reading import parse, split_explanation

@@ -210,17 +210,17 @@ def _read(codec: Codec, loaded: Loaded, asked: Sequence[Asked], config: Config, 
     """
     tokenizer, model = loaded.tokenizer, base_model(loaded)
     prefix, pad = codec.generation_prefix(tokenizer), int(tokenizer.pad_token_id or 0)
-    legal: dict[str, dict[str, Ids]] = {}
+    allowed: dict[str, dict[str, Ids]] = {}
 
     def kind(item: Asked) -> str:
         """Questions with the same key have the same legal answers."""
         return " ".join(legal.letter_sets(item.question, config))
 
     for item in asked:
-        if (key := kind(item)) not in legal:
-            legal[key] = legal_answers(codec, loaded, item.question, config)
+        if (key := kind(item)) not in allowed:
+            allowed[key] = legal_answers(codec, loaded, item.question, config)
     for batch in batches(asked, config.generation.batch_size, kind):
-        options = [legal[kind(item)] for item in batch]
+        options = [allowed[kind(item)] for item in batch]
         leads = [_common(list(ids.values())) for ids in options]
         roots = [legal.Node() for _ in batch]
         for root, lead, ids in zip(roots, leads, options, strict=True):

@@ -1,7 +1,7 @@
 """Asking a question, in one way for all programs.
 
-In: a question and a style. Out: what the model reads, and what it should write. `render` is what preprocess, train and predict all use. Start reading in `styles.py`, the words of a question;
-`templates.py` is what a model's own format puts around them.
+In: a question and a style. Out: what the model reads, and what it should write. Start reading in `styles.py`, the words
+of a question; `templates.py` is what a model's own format puts around them.
 """
 
 from cmexam_tune.prompts.styles import (

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from cmexam_tune import __version__
-from cmexam_tune.core import cli, config, files, variants
-from cmexam_tune.core.config import Config
+from cmexam_tune.core import cli, files, variants
+from cmexam_tune.core.config import Config, dump_config, load_config, parse_config, read_yaml
 from cmexam_tune.core.errors import ConfigError, UserError
 from cmexam_tune.families import Family, Loaded
 from cmexam_tune.tuning import Method
@@ -82,7 +82,7 @@ def open_run(folder: str | Path, overrides: Sequence[str] = ()) -> Run:
     path = Path(folder)
     if not (path / CONFIG).is_file():
         raise UserError(f"{path}: no run folder, it has no {CONFIG}. Run folders are written by `cmexam-tune train`.")
-    return Run(path, config.load((path / CONFIG).resolve(), overrides), _metrics(path))
+    return Run(path, load_config((path / CONFIG).resolve(), overrides), _metrics(path))
 
 
 def _metrics(path: Path) -> dict[str, float]:
@@ -90,14 +90,14 @@ def _metrics(path: Path) -> dict[str, float]:
     return json.loads(values.read_text(encoding="utf-8")) if values.is_file() else {}
 
 
-def prepare(settings: Config, overwrite: bool = False, resume: bool = False) -> Run:
+def prepare(config: Config, overwrite: bool = False, resume: bool = False) -> Run:
     """Return the run folder of an experiment: new, or one that holds the same experiment.
 
     Raises:
         UserError: the folder holds another experiment or something else (`overwrite` clears it), or `resume` was asked
             for and there is nothing to resume.
     """
-    path = Path(settings.out)
+    path = Path(config.out)
     if path.is_file():
         raise UserError(f"out={path}: is a file, a folder is needed.")
     if overwrite and path.is_dir() and any(path.iterdir()):
@@ -105,14 +105,14 @@ def prepare(settings: Config, overwrite: bool = False, resume: bool = False) -> 
     if not path.is_dir() or not any(path.iterdir()):
         if resume:
             raise UserError(f"out={path}: there is no run to resume. Leave out --resume to start it.")
-        return Run(path, settings)
+        return Run(path, config)
     found = open_run_or_refuse(path)
-    if odd := _differences(found.config, settings):
+    if odd := _differences(found.config, config):
         raise UserError(
             f"out={path} holds another experiment; it differs in {'; '.join(odd)}. "
             "Choose another out=..., or add --overwrite to replace it."
         )
-    return Run(path, settings, found.metrics)
+    return Run(path, config, found.metrics)
 
 
 def open_run_or_refuse(path: Path) -> Run:
@@ -121,7 +121,7 @@ def open_run_or_refuse(path: Path) -> Run:
         raise UserError(f"out={path}: the folder is not empty and holds no run. Choose another out=...")
     try:
         # Only compared with the config of the command, which has been asked for its consent to others' code.
-        return Run(path, config.from_dict(config.read_yaml(path / CONFIG), str(path / CONFIG)), _metrics(path))
+        return Run(path, parse_config(read_yaml(path / CONFIG), str(path / CONFIG)), _metrics(path))
     except ConfigError as error:
         raise UserError(f"out={path}: holds a run that cannot be read. Choose another out=...\n{error}") from None
 
@@ -141,9 +141,9 @@ def _differences(old: Config, new: Config) -> list[str]:
     return [f"{key}: {before.get(key)!r} there, {after.get(key)!r} here" for key in keys]
 
 
-def _experiment(settings: Config) -> dict[str, Any]:
+def _experiment(config: Config) -> dict[str, Any]:
     flat = {}
-    for section, values in settings.to_dict().items():
+    for section, values in config.to_dict().items():
         if section == "out" or (section in FREE and FREE[section] is None):
             continue
         for key, value in values.items():
@@ -162,7 +162,7 @@ def write_json(path: Path, value: Any) -> None:
 def begin(run: Run, device: str, processes: int) -> None:
     """Write what is known before training: config.yaml and environment.json."""
     with files.atomic_write(run.path / CONFIG) as handle:
-        handle.write(config.dump(run.config))
+        handle.write(dump_config(run.config))
     versions = {}
     for name in PACKAGES:
         try:
@@ -183,29 +183,29 @@ def begin(run: Run, device: str, processes: int) -> None:
     )
 
 
-def card(settings: Config, tokenizer_hash: str, labels: Mapping[Any, str] | None = None) -> dict[str, Any]:
+def card(config: Config, tokenizer_hash: str, labels: Mapping[Any, str] | None = None) -> dict[str, Any]:
     """Return what an adapter must be used with; stored beside it and checked when it is loaded.
 
     `labels` are the outputs of a classification head, which nothing else in an adapter names.
     """
     return {
-        "family": settings.model.family,
-        "method": settings.tuning.method,
-        "base": settings.model.model_name_or_path,
-        "base_adapter": settings.model.adapter_name_or_path,
-        "template": settings.prompt.template,
-        "system": settings.prompt.system,
-        "style": settings.prompt.style,
-        "num_virtual_tokens": dataclasses.asdict(settings.tuning.settings).get("num_virtual_tokens"),
+        "family": config.model.family,
+        "method": config.tuning.method,
+        "base": config.model.model_name_or_path,
+        "base_adapter": config.model.adapter_name_or_path,
+        "template": config.prompt.template,
+        "system": config.prompt.system,
+        "style": config.prompt.style,
+        "num_virtual_tokens": dataclasses.asdict(config.tuning.settings).get("num_virtual_tokens"),
         "tokenizer": tokenizer_hash,
         "labels": labels,
     }
 
 
-def parts(settings: Config) -> tuple[Family, Method]:
+def parts(config: Config) -> tuple[Family, Method]:
     """Return the modules of the config's family and tuning method."""
-    family: Any = variants.load("families", settings.model.family)
-    method: Any = variants.load("tuning", settings.tuning.method)
+    family: Any = variants.load("families", config.model.family)
+    method: Any = variants.load("tuning", config.tuning.method)
     return family, method
 
 
@@ -218,9 +218,9 @@ def load(folder: str | Path, overrides: Sequence[str] = ()) -> tuple[Config, Loa
     run = open_run(folder, overrides)
     if not (run.adapter / CARD).is_file():
         raise UserError(f"{run.path}: training has not finished. Start the same command again to resume it.")
-    settings = run.config
-    family, method = parts(settings)
-    source = settings.model
+    config = run.config
+    family, method = parts(config)
+    source = config.model
     if method.standalone:
         source = dataclasses.replace(
             source, model_name_or_path=str(run.adapter), adapter_name_or_path=None, revision=None
@@ -232,9 +232,9 @@ def load(folder: str | Path, overrides: Sequence[str] = ()) -> tuple[Config, Loa
     model, tokenizer = family.load(source)
     _check_card(run, tokenizer)
     if not method.standalone:
-        model = method.attach(model, family, settings.tuning.settings)
+        model = method.attach(model, family, config.tuning.settings)
         method.load(model, run.adapter)
-    return settings, Loaded(model.eval(), tokenizer)
+    return config, Loaded(model.eval(), tokenizer)
 
 
 def _check_card(run: Run, tokenizer: Any) -> None:

@@ -4,7 +4,15 @@ In: a recipe by name or path, and `section.key=value` overrides. Out: a `Config`
 `sections.py`, what an experiment can say; `reading.py` is how it is read, `external.py` which names are transformers'.
 """
 
-from cmexam_tune.core.config.reading import ALIASES, dump, find, from_dict, load, read_yaml, recipe_folders
+from cmexam_tune.core.config.reading import (
+    ALIASES,
+    dump_config,
+    find_recipe,
+    load_config,
+    parse_config,
+    read_yaml,
+    recipe_folders,
+)
 from cmexam_tune.core.config.sections import (
     Config,
     DataConfig,
@@ -24,10 +32,10 @@ __all__ = [
     "PromptConfig",
     "TrainingConfig",
     "TuningConfig",
-    "dump",
-    "find",
-    "from_dict",
-    "load",
+    "dump_config",
+    "find_recipe",
+    "load_config",
+    "parse_config",
     "read_yaml",
     "recipe_folders",
 ]

@@ -75,7 +75,7 @@ def recipe_folders() -> list[Path]:
     return [folder for folder in (package.parent / "recipes", package / "recipes") if folder.is_dir()]
 
 
-def find(name: str | Path) -> Path:
+def find_recipe(name: str | Path) -> Path:
     """Return the YAML file called `name`: a path, else in the checkout's recipes/, else among the shipped recipes.
 
     Raises:
@@ -92,19 +92,19 @@ def find(name: str | Path) -> Path:
     )
 
 
-def load(name: str | Path, overrides: Sequence[str] = ()) -> Config:
+def load_config(name: str | Path, overrides: Sequence[str] = ()) -> Config:
     """Read a recipe by path or name, apply `section.key=value` overrides, and resolve it.
 
     Raises:
         ConfigError: every problem that was found, one a line.
     """
-    path = find(name)
+    path = find_recipe(name)
     values = read_yaml(path)
     changes = [_parse_override(override) for override in overrides]
     _check_trust(path, values, changes)
     for change in changes:
         merge(values, change)
-    return from_dict(values, str(path))
+    return parse_config(values, str(path))
 
 
 def _check_trust(path: Path, values: Mapping[str, Any], changes: Sequence[Mapping[str, Any]]) -> None:
@@ -139,7 +139,7 @@ def read_yaml(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     if parent is None:
         return _rename_aliases(values)
     beside = path.parent / str(parent)
-    base = read_yaml(beside if beside.is_file() else find(str(parent)), (*seen, path))
+    base = read_yaml(beside if beside.is_file() else find_recipe(str(parent)), (*seen, path))
     return merge(base, _rename_aliases(values))
 
 
@@ -186,7 +186,7 @@ def _rename_aliases(values: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def from_dict(values: Mapping[str, Any], source: str = "config") -> Config:
+def parse_config(values: Mapping[str, Any], source: str = "config") -> Config:
     """Resolve a plain mapping into a `Config`.
 
     Raises:
@@ -262,6 +262,6 @@ def _split(cls: type, values: Mapping[str, Any], library: Mapping[str, Any], whe
     return build(cls, {**{k: v for k, v in values.items() if k in own}, "arguments": arguments}, where, problems)
 
 
-def dump(config: Config) -> str:
-    """Return the resolved config as YAML that `load` reads back to an equal Config."""
+def dump_config(config: Config) -> str:
+    """Return the resolved config as YAML that `load_config` reads back to an equal Config."""
     return yaml.safe_dump(config.to_dict(), allow_unicode=True, sort_keys=False)

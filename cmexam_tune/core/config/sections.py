@@ -124,7 +124,7 @@ class Config:
     out: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the plain mapping that `from_dict` reads back to an equal Config."""
+        """Return the plain mapping that `parse_config` reads back to an equal Config."""
         plain: dict[str, Any] = {name: dataclasses.asdict(getattr(self, name)) for name in SECTIONS}
         for section in ("training", "generation"):
             plain[section].update(plain[section].pop("arguments"))

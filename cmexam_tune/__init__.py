@@ -3,7 +3,7 @@
 Stages are imported by name, for example `from cmexam_tune.train import train`.
 """
 
-from cmexam_tune.core.schema import Example, Prediction, Question, Report
+from cmexam_tune.core.schema import Case, Example, Prediction, Question, Report, Turn
 
 __version__ = "0.1.0"
-__all__ = ["Example", "Prediction", "Question", "Report", "__version__"]
+__all__ = ["Case", "Example", "Prediction", "Question", "Report", "Turn", "__version__"]

@@ -190,7 +190,7 @@ def _cases(job: _Job, path: Path) -> dict[str, Any]:
         for case in _progress(cmb.read_clin(path), path):
             handle.write(jsonl.dumps(case) + "\n")
             cases += 1
-            questions += len(case.qa)
+            questions += len(case.turns)
     return {**_report(path, cases, []), "questions": questions}
 
 

@@ -164,8 +164,8 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
 
 def test_clin(tmp_path):
     case = next(cmb.read_clin(put(tmp_path / "clin.json", [CLIN])))
-    assert (case.id, case.title, case.description) == ("0", "案例", "男，49岁。")
-    assert [(qa.question, qa.answer) for qa in case.qa] == [("诊断？", "疝。"), ("治疗？", "手术。")]
+    assert (case.id, case.title, case.record) == ("0", "案例", "男，49岁。")
+    assert [(turn.question, turn.answer) for turn in case.turns] == [("诊断？", "疝。"), ("治疗？", "手术。")]
     for change, message in [
         ({"QA_pairs": []}, "case 1 has no QA_pairs"),
         ({"description": ""}, "case 1: description is missing"),
@@ -183,7 +183,7 @@ def test_the_released_files():
     assert len(questions) == 90 and sum(len(q.options) == 4 for q in questions) == 8
     assert any("尿" in q.options.values() for q in questions)
     cases = list(cmb.read_clin(DATA / "CMB-Clin-qa.json"))
-    assert (len(cases), sum(len(case.qa) for case in cases)) == (74, 208)
+    assert (len(cases), sum(len(case.turns) for case in cases)) == (74, 208)
 
 
 @needs_data

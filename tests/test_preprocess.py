@@ -11,8 +11,8 @@ import pytest
 
 from cmexam_tune import preprocess, prompts
 from cmexam_tune.core import cli, jsonl
-from cmexam_tune.core.errors import ConfigError, UserError
-from cmexam_tune.core.schema import Question
+from cmexam_tune.core.errors import ConfigError, DataError, UserError
+from cmexam_tune.core.schema import Case, Question, Turn
 from cmexam_tune.overlap import duplicates
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -117,7 +117,17 @@ def test_cmb_with_answers_and_cases(tmp_path):
     clin = array(tmp_path / "clin.json", [case])
     (report,) = preprocess.preprocess("cmb", [clin], tmp_path / "c")
     assert (report["kept"], report["questions"]) == (1, 3) and "1 of 1 cases, 3 questions" in preprocess.summary(report)
-    assert lines(tmp_path / "c/clin.cases.jsonl")[0]["qa"] == [{"question": "q", "answer": "s"}] * 3
+    (written,) = jsonl.read(tmp_path / "c/clin.cases.jsonl", Case)
+    assert written == Case("0", "t", "d", (Turn("q", "s"),) * 3)
+    assert list(lines(tmp_path / "c/clin.cases.jsonl")[0]) == ["id", "title", "record", "turns"]
+    for change, message in [
+        ({"turns": [{"question": "q"}]}, "clin.cases.jsonl:1: turns 1: not a Turn, answer missing"),
+        ({"turns": ["q"]}, "'turns' has the wrong type"),
+        ({"turns": []}, "case '0': id, record and turns must not be empty"),
+    ]:
+        array(tmp_path / "c/clin.cases.jsonl", {"id": "0", "title": "", "record": "r", **change})
+        with pytest.raises(DataError, match=message):
+            list(jsonl.read(tmp_path / "c/clin.cases.jsonl", Case))
 
 
 def test_duplicates_inside_and_between_files(tmp_path):

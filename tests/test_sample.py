@@ -115,7 +115,7 @@ def test_test_split_reads_without_its_answers() -> None:
 
 
 def test_clinical_cases_have_three_questions_each() -> None:
-    assert [len(case.qa) for case in cmb.read_clin(SAMPLE / "cmb/clin.json")] == [3, 3]
+    assert [len(case.turns) for case in cmb.read_clin(SAMPLE / "cmb/clin.json")] == [3, 3]
 
 
 def runs(text: str, length: int = 16) -> set[str]:

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import typing
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -61,8 +62,9 @@ def from_object(cls: type[T], value: Mapping[str, Any], where: str) -> T:
         raise DataError(
             f"{where}: {wrong[0]!r} has the wrong type, {type(value[wrong[0]]).__name__} {value[wrong[0]]!r}."
         )
+    ready = {name: _convert(fields[name].type, value[name], f"{where}: {name}") for name in fields if name in value}
     try:
-        return cls(**{name: value[name] for name in fields if name in value})
+        return cls(**ready)
     except DataError as error:
         raise DataError(f"{where}: {error}") from None
 
@@ -72,7 +74,20 @@ def _fits(annotation: object, value: object) -> bool:
         return type(None) in typing.get_args(annotation)
     if "Mapping" in str(annotation):
         return isinstance(value, dict) and all(isinstance(v, str) for v in value.values())
+    if typing.get_origin(annotation) is tuple:
+        item = typing.get_args(annotation)[0]
+        return isinstance(value, list) and all(isinstance(v, dict if is_dataclass(item) else item) for v in value)
     return isinstance(value, str)
+
+
+def _convert(annotation: object, value: Any, where: str) -> Any:
+    """Return a list as the tuple of texts or records that the annotation names, anything else as it is."""
+    if typing.get_origin(annotation) is not tuple or value is None:
+        return value
+    item = typing.get_args(annotation)[0]
+    if not isinstance(item, type) or not is_dataclass(item):
+        return tuple(value)
+    return tuple(from_object(item, v, f"{where} {number}") for number, v in enumerate(value, 1))
 
 
 def read(path: str | Path, cls: type[T]) -> Iterator[T]:
@@ -97,7 +112,7 @@ def read(path: str | Path, cls: type[T]) -> Iterator[T]:
 
 def dumps(record: object) -> str:
     """Return a record (a dataclass or a mapping) as one line of JSON without its newline."""
-    value = dataclasses.asdict(record) if dataclasses.is_dataclass(record) and not isinstance(record, type) else record
+    value = dataclasses.asdict(record) if is_dataclass(record) and not isinstance(record, type) else record
     return json.dumps(value, ensure_ascii=False)
 
 

@@ -1,4 +1,4 @@
-"""The records that pass between the stages: Question -> Example -> Prediction -> Report.
+"""The records that pass between the stages: Question (or Case) -> Example -> Prediction -> Report.
 
 On disk each is one JSON object a line, UTF-8, with its keys in the order of the fields here.
 """
@@ -58,6 +58,36 @@ class Question:
             raise DataError(
                 f"{where}: answer {self.answer!r} names {', '.join(missing)}, options are {''.join(self.options)}."
             )
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One question about a case and the reference text that answers it."""
+
+    question: str
+    answer: str
+
+
+@dataclass(frozen=True)
+class Case:
+    """A patient's record and the questions that are asked about it in turn (CMB-Clin).
+
+    What a model says to a turn is a `Prediction` with the id `<case id>:<turn from 1>`.
+
+    Raises:
+        DataError: no id, no record or no turn; the message names the case.
+    """
+
+    id: str
+    title: str
+    record: str
+    """The case description that every turn is about."""
+    turns: tuple[Turn, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be asked about."""
+        if not self.id or not self.record.strip() or not self.turns:
+            raise DataError(f"case {self.id!r}: id, record and turns must not be empty.")
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,11 @@ kept as the facet `question_type`, which CMB's prompts print.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from cmexam_tune.core.errors import DataError
-from cmexam_tune.core.schema import Question
+from cmexam_tune.core.schema import Case, Question, Turn
 from cmexam_tune.exams import RowReport, _tables
 from cmexam_tune.exams._cells import NO_ANSWER, Cells, Unreadable, check_answer, tell
 
@@ -19,24 +18,6 @@ FACETS = ("exam_type", "exam_class", "exam_subject")
 _USUAL: dict[str, Literal["single", "multiple"]] = {"单项选择题": "single", "多项选择题": "multiple"}
 _SINGLE = ("单项", "单选", "A1", "A2", "A3", "A4", "A型", "B1", "B型", "C型", "最佳选择", "配伍")
 _MULTIPLE = ("多项", "多选", "X型")
-
-
-@dataclass(frozen=True)
-class ClinQA:
-    """One turn of a case; `answer` is the reference text (`solution` in later releases)."""
-
-    question: str
-    answer: str
-
-
-@dataclass(frozen=True)
-class ClinCase:
-    """A patient's record and the questions that are asked about it in turn."""
-
-    id: str
-    title: str
-    description: str
-    qa: tuple[ClinQA, ...]
 
 
 def read(
@@ -163,7 +144,7 @@ def is_clin(path: Path) -> bool:
     return "QA_pairs" in next(_tables.read(path), (0, {}))[1]
 
 
-def read_clin(path: str | Path) -> Iterator[ClinCase]:
+def read_clin(path: str | Path) -> Iterator[Case]:
     """Yield the cases of a CMB-Clin file; reference texts may be called `answer` or `solution`.
 
     Raises:
@@ -180,17 +161,17 @@ def read_clin(path: str | Path) -> Iterator[ClinCase]:
         pairs = item.get("QA_pairs")
         if not isinstance(pairs, list) or not pairs:
             raise DataError(f"{where} has no QA_pairs. Found: {', '.join(item)}.")
-        qa = tuple(_clin_pair(pair, f"{where}, question {number}") for number, pair in enumerate(pairs, 1))
-        yield ClinCase(name, str(item.get("title", "")), _clin_text(item, "description", where), qa)
+        turns = tuple(_clin_pair(pair, f"{where}, question {number}") for number, pair in enumerate(pairs, 1))
+        yield Case(name, str(item.get("title", "")), _clin_text(item, "description", where), turns)
     if not seen:
         raise DataError(f"{path}: holds no cases.")
 
 
-def _clin_pair(pair: Any, where: str) -> ClinQA:
+def _clin_pair(pair: Any, where: str) -> Turn:
     if not isinstance(pair, dict):
         raise DataError(f"{where}: an object is needed, found {type(pair).__name__}.")
     key = "answer" if "answer" in pair else "solution"
-    return ClinQA(_clin_text(pair, "question", where), _clin_text(pair, key, where))
+    return Turn(_clin_text(pair, "question", where), _clin_text(pair, key, where))
 
 
 def _clin_text(item: Mapping[str, Any], key: str, where: str) -> str:

@@ -71,9 +71,9 @@ def test_likelihood_is_the_sum_of_token_log_probabilities(model: tuple[Loaded, C
     some = questions(4) if sets == "single" else questions(2)
     asked = decode.ask(llama.codec, loaded, some, config)
     for item, scores in decode.likelihoods(llama.codec, loaded, asked, config):
-        legal = decode.legal_answers(llama.codec, loaded, item.question, config)
-        assert set(scores) == set(legal) == set(legal.letter_sets(item.question, config))
-        for letters, ids in legal.items():
+        answers = decode.legal_answers(llama.codec, loaded, item.question, config)
+        assert set(scores) == set(answers) == set(legal.letter_sets(item.question, config))
+        for letters, ids in answers.items():
             with torch.no_grad():
                 logits = loaded.model(input_ids=torch.tensor([item.ids + ids])).logits[0]
             logs = torch.log_softmax(logits.float(), -1)

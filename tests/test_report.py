@@ -109,7 +109,7 @@ def test_page_survives_what_a_model_may_write(written, graded):
 def test_page_cuts_endless_outputs():
     asked = questions(1)
     long = grading.grade(asked, [Prediction("q:0", "答案: A" + "啊" * 100_000)], "standard")
-    page = building.report_html.page(building.as_object(building.build(long, "standard", {})), long)
+    page = building.page.page(building.as_object(building.build(long, "standard", {})), long)
     assert "100,005 characters in all" in page
     assert len(page) < 100_000
 

@@ -61,7 +61,7 @@ def preprocess(  # noqa: PLR0913 - one argument for each flag of the program
     """Write the questions of raw exam files, and what was kept, repaired and dropped, to the folder `out`.
 
     Args:
-        exam: name of a file in `cmexam_tune/exams/`: cmexam or cmb.
+        exam: name of a file in `cmexam_tune/exams/` (cmexam, cmb), or of a module of the caller's own (`my_lab.exam`).
         inputs: raw files; their stems name what is written.
         out: the folder, made where needed.
         answers: second file with the answers (cmb test).
@@ -237,7 +237,8 @@ def summary(report: Mapping[str, Any]) -> str:
 def main(argv: Sequence[str]) -> int | None:
     """Run `cmexam-tune preprocess`."""
     parser = cli.Parser("preprocess", "Turn raw exam files into questions, and into prompts where asked.", EPILOG)
-    parser.add_argument("exam", choices=variants.names("exams"), help="format of the input files")
+    known = ", ".join(variants.names("exams"))
+    parser.add_argument("exam", metavar="EXAM", help=f"format of the input files: {known}, or a module (my_lab.exam)")
     parser.add_argument("--input", nargs="+", required=True, metavar="FILE", help=".csv, .xlsx, .jsonl or .json")
     parser.add_argument("--out", required=True, metavar="DIR", help="folder to write to")
     parser.add_argument("--answers", metavar="FILE", help="cmb: second file that holds the answers, joined by id")

@@ -272,18 +272,18 @@ def test_variants_are_files() -> None:
     [
         ("{", "f.jsonl:2: broken JSON"),
         ("[1]", "f.jsonl:2: a JSON object is needed"),
-        ('{"id": "q:2"}', "f.jsonl:2: not a Question, stem, options, answer missing (found: id)"),
+        ('{"id": "q:2"}', "f.jsonl:2: not a Question: stem: required key is missing; options: required"),
         (json.dumps({**QUESTION, "id": "q:1"}), "f.jsonl:2: duplicate id 'q:1', first on line 1"),
-        (json.dumps({**QUESTION, "id": 2}), "f.jsonl:2: 'id' has the wrong type, int 2"),
-        (json.dumps({**QUESTION, "id": "b", "answer": ["A"]}), "'answer' has the wrong type"),
-        (json.dumps({**QUESTION, "id": "b", "options": ["x"]}), "'options' has the wrong type"),
+        (json.dumps({**QUESTION, "id": 2}), "f.jsonl:2: not a Question: id: expected str, got int 2"),
+        (json.dumps({**QUESTION, "id": "b", "answer": ["A"]}), "answer: expected str, got list"),
+        (json.dumps({**QUESTION, "id": "b", "options": ["x"]}), "options: expected mapping, got list"),
         (json.dumps({**QUESTION, "id": "b", "answer": "C"}), "answer 'C' names C, options are AB"),
         (json.dumps({**QUESTION, "id": "b", "answer": "BA"}), "not made of sorted distinct letters"),
         (json.dumps({**QUESTION, "id": "b", "answer": ""}), "not made of sorted distinct letters"),
         (json.dumps({**QUESTION, "id": "b", "stem": " "}), "id and stem must not be empty"),
         (json.dumps({**QUESTION, "id": "b", "options": {"A": "x"}}), "1 options, 2 to 10 are possible"),
         (json.dumps({**QUESTION, "id": "b", "options": {"A": "x", "b": "y"}}), "'b' is not one of A to Z"),
-        (json.dumps({**QUESTION, "id": "b", "kind": "both"}), "kind 'both'"),
+        (json.dumps({**QUESTION, "id": "b", "kind": "both"}), "kind: 'both' is not a choice; known: single, multiple"),
     ],
 )
 def test_broken_lines(tmp_path: Path, line: str, message: str) -> None:

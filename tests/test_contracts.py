@@ -1,16 +1,19 @@
-"""Every file in exams/, families/ and tuning/ provides what its folder's protocol says: same names, same parameters."""
+"""Every variant provides what its folder's protocol says: same names, same parameters."""
 
 import dataclasses
+import importlib
 import inspect
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from cmexam_tune import exams, families, tuning
 from cmexam_tune.core import variants
 
-PROTOCOLS: dict[str, Any] = {"exams": exams.Exam, "families": families.Family, "tuning": tuning.Method}
+PROTOCOLS: dict[variants.Folder, Any] = {
+    folder: getattr(importlib.import_module(package), variants.PROTOCOLS[folder])
+    for folder, package in variants.PACKAGES.items()
+}
 CASES = [(folder, name) for folder in PROTOCOLS for name in variants.names(folder)]
 
 
@@ -27,6 +30,7 @@ def variant(request: pytest.FixtureRequest) -> tuple[str, ModuleType]:
 def test_there_are_variants() -> None:
     assert {folder for folder, _ in CASES} == set(PROTOCOLS)
     assert ("families", "llama") in CASES and ("tuning", "lora") in CASES and ("exams", "cmexam") in CASES
+    assert ("profiles", "standard") in CASES
 
 
 def test_names_and_parameters(variant: tuple[str, ModuleType]) -> None:
@@ -56,6 +60,8 @@ def test_values(variant: tuple[str, ModuleType]) -> None:
         assert dataclasses.is_dataclass(module.Settings)
         parameters: Any = module.Settings.__dataclass_params__  # type: ignore[attr-defined]
         assert parameters.frozen
+    if folder == "profiles":
+        assert module.PROFILE.name == module.__name__.rpartition(".")[2].replace("_", "-")
 
 
 def test_module_says_what_it_is(variant: tuple[str, ModuleType]) -> None:

@@ -121,8 +121,8 @@ def test_cmb_with_answers_and_cases(tmp_path):
     assert written == Case("0", "t", "d", (Turn("q", "s"),) * 3)
     assert list(lines(tmp_path / "c/clin.cases.jsonl")[0]) == ["id", "title", "record", "turns"]
     for change, message in [
-        ({"turns": [{"question": "q"}]}, "clin.cases.jsonl:1: turns 1: not a Turn, answer missing"),
-        ({"turns": ["q"]}, "'turns' has the wrong type"),
+        ({"turns": [{"question": "q"}]}, r"clin.cases.jsonl:1: not a Case: turns\[0\].answer: required"),
+        ({"turns": ["q"]}, r"turns\[0\]: expected mapping"),
         ({"turns": []}, "case '0': id, record and turns must not be empty"),
     ]:
         array(tmp_path / "c/clin.cases.jsonl", {"id": "0", "title": "", "record": "r", **change})
@@ -179,7 +179,7 @@ def test_a_bad_file_leaves_nothing_behind(kind, val, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["cmexan", "--input", "x", "--out", "y"], "invalid choice: 'cmexan'"),
+        (["cmexan", "--input", "x", "--out", "y"], "did you mean 'cmexam'"),
         (["cmexam", "--out", "y"], "--input"),
         (["cmexam", "--input", "VAL", "--out", "OUT", "--styles", "1,answr"], "did you mean 'answer'"),
         (["cmexam", "--input", "VAL", "--out", "OUT", "--format", "x"], "invalid choice: 'x'"),

@@ -2,14 +2,14 @@
 
 import dataclasses
 import json
-import typing
+import reprlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from cmexam_tune.core.errors import DataError
 from cmexam_tune.core.files import atomic_write, check_input, check_output
+from cmexam_tune.core.strict import Problems, build
 
 T = TypeVar("T")
 
@@ -45,49 +45,17 @@ def read_objects(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def from_object(cls: type[T], value: Mapping[str, Any], where: str) -> T:
-    """Build the record `cls` from a JSON object; `where` (file:line) starts the error message."""
-    fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    required = [
-        n for n, f in fields.items() if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
-    ]
-    if missing := [name for name in required if name not in value]:
-        hint = ""
-        if cls.__name__ == "Question":
-            hint = " Question files come from `cmexam-tune preprocess`."
-        raise DataError(
-            f"{where}: not a {cls.__name__}, {', '.join(missing)} missing (found: {', '.join(value)}).{hint}"
-        )
-    wrong = [n for n in fields if n in value and not _fits(fields[n].type, value[n])]
-    if wrong:
-        raise DataError(
-            f"{where}: {wrong[0]!r} has the wrong type, {type(value[wrong[0]]).__name__} {value[wrong[0]]!r}."
-        )
-    ready = {name: _convert(fields[name].type, value[name], f"{where}: {name}") for name in fields if name in value}
+    """Build the record `cls` from a JSON object, which may hold more; `where` (file:line) starts the error message."""
+    problems = Problems(more_keys=True)
     try:
-        return cls(**ready)
+        record: T | None = build(cls, value, "", problems)
     except DataError as error:
         raise DataError(f"{where}: {error}") from None
-
-
-def _fits(annotation: object, value: object) -> bool:
-    if value is None:
-        return type(None) in typing.get_args(annotation)
-    if "Mapping" in str(annotation):
-        return isinstance(value, dict) and all(isinstance(v, str) for v in value.values())
-    if typing.get_origin(annotation) is tuple:
-        item = typing.get_args(annotation)[0]
-        return isinstance(value, list) and all(isinstance(v, dict if is_dataclass(item) else item) for v in value)
-    return isinstance(value, str)
-
-
-def _convert(annotation: object, value: Any, where: str) -> Any:
-    """Return a list as the tuple of texts or records that the annotation names, anything else as it is."""
-    if typing.get_origin(annotation) is not tuple or value is None:
-        return value
-    item = typing.get_args(annotation)[0]
-    if not isinstance(item, type) or not is_dataclass(item):
-        return tuple(value)
-    return tuple(from_object(item, v, f"{where} {number}") for number, v in enumerate(value, 1))
+    if record is not None:
+        return record
+    hint = " Question files come from `cmexam-tune preprocess`." if cls.__name__ == "Question" else ""
+    found = reprlib.repr(list(value))
+    raise DataError(f"{where}: not a {cls.__name__}: {'; '.join(problems)} (found the keys {found}).{hint}")
 
 
 def read(path: str | Path, cls: type[T]) -> Iterator[T]:
@@ -112,7 +80,7 @@ def read(path: str | Path, cls: type[T]) -> Iterator[T]:
 
 def dumps(record: object) -> str:
     """Return a record (a dataclass or a mapping) as one line of JSON without its newline."""
-    value = dataclasses.asdict(record) if is_dataclass(record) and not isinstance(record, type) else record
+    value = dataclasses.asdict(record) if dataclasses.is_dataclass(record) and not isinstance(record, type) else record
     return json.dumps(value, ensure_ascii=False)
 
 

@@ -14,19 +14,29 @@ from typing import Literal
 
 from cmexam_tune.core.errors import ConfigError
 
-Folder = Literal["exams", "families", "tuning"]
+Folder = Literal["exams", "families", "tuning", "profiles"]
+PACKAGES: dict[Folder, str] = {
+    "exams": "cmexam_tune.exams",
+    "families": "cmexam_tune.families",
+    "tuning": "cmexam_tune.tuning",
+    "profiles": "cmexam_tune.scoring.profiles",
+}
+PROTOCOLS: dict[Folder, str] = {"exams": "Exam", "families": "Family", "tuning": "Method", "profiles": "Scorer"}
+"""The class in each package that says what its files provide."""
+IN_CONFIGS: tuple[Folder, ...] = ("families", "tuning")
+"""Variants that a config file can name; the others are only ever named by a command or a caller."""
 
 
 def names(folder: Folder) -> tuple[str, ...]:
     """Return the names of the variants in a folder; modules that start with `_` are not variants."""
-    package = importlib.import_module(f"cmexam_tune.{folder}")
+    package = importlib.import_module(PACKAGES[folder])
     return tuple(sorted(m.name for m in pkgutil.iter_modules(package.__path__) if not m.name.startswith("_")))
 
 
 def problem(folder: Folder, name: str) -> str | None:
     """Say why the variant `name` cannot be loaded, or return None."""
     if "." in name:
-        if name in sys.modules:
+        if name in sys.modules or folder not in IN_CONFIGS:
             return None
         return (
             f"{name!r} is a module from outside cmexam_tune, and a file cannot make it run. If you trust it, repeat "
@@ -38,26 +48,34 @@ def problem(folder: Folder, name: str) -> str | None:
 
 
 def load(folder: Folder, name: str) -> ModuleType:
-    """Import the variant `name` of a folder, or return the module `name` if it has been imported.
+    """Import the variant `name` of a folder, or the module `name` of the user's own.
 
     Raises:
-        ConfigError: there is no such variant; the message suggests the nearest name.
+        ConfigError: there is no such variant (the message suggests the nearest name), or it lacks what variants of
+            this folder provide.
     """
     if wrong := problem(folder, name):
         raise ConfigError(f"{folder}: {wrong}.")
-    return importlib.import_module(name if "." in name else f"cmexam_tune.{folder}.{name}")
+    if "." not in name:
+        return importlib.import_module(f"{PACKAGES[folder]}.{name}")
+    module = import_outside(name)
+    protocol = PROTOCOLS[folder]
+    wanted = vars(getattr(importlib.import_module(PACKAGES[folder]), protocol))
+    if missing := [key for key in wanted if not key.startswith("_") and key not in vars(module)]:
+        raise ConfigError(f"{name}: lacks {', '.join(missing)}; see {PACKAGES[folder]}.{protocol}.")
+    return module
 
 
-def import_outside(name: str) -> None:
+def import_outside(name: str) -> ModuleType:
     """Import a module that the user's own command names.
 
     Raises:
         ConfigError: there is no such module.
     """
     try:
-        importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and not name.startswith(error.name):
+        return importlib.import_module(name)
+    except (ModuleNotFoundError, TypeError) as error:  # TypeError: a relative name such as `.x`
+        if isinstance(error, ModuleNotFoundError) and error.name is not None and not name.startswith(error.name):
             raise
         raise ConfigError(f"no module {name!r} can be imported. Is its folder on PYTHONPATH?") from None
 

@@ -2,19 +2,16 @@
 
 The same outputs get different scores from different published scripts. Each file here holds one script's rules exactly,
 odd ones included, so that a gap between two papers can be explained; `standard` is what this project reports. A new
-profile is a new file with `PROFILES`.
+profile is a new file with `PROFILE`; the file's name is the profile's (with `_` for `-`).
 """
 
-import importlib
-import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
+from cmexam_tune.core import variants
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.core.schema import Question
-from cmexam_tune.core.variants import suggest
 from cmexam_tune.scoring.text_metrics import PairStatistics
 
 
@@ -45,26 +42,27 @@ class Profile:
     """Facets (category, class) for `accuracy_macro`: the mean over categories of the mean over their classes."""
 
 
-@cache
-def _all() -> Mapping[str, Profile]:
-    found = sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
-    # What this project reports comes first wherever profiles are listed.
-    found.sort(key=lambda name: name != "standard")
-    modules = [importlib.import_module(f"{__name__}.{name}") for name in found]
-    return {profile.name: profile for module in modules for profile in module.PROFILES}
+class Scorer(Protocol):
+    """What a file in this folder provides."""
+
+    @property
+    def PROFILE(self) -> Profile:
+        """The rules; their name is the file's."""
 
 
 def names() -> tuple[str, ...]:
-    """Return the names of all profiles, `standard` first."""
-    return tuple(_all())
+    """Return the names of all profiles; those of this project, `standard...`, come first."""
+    found = sorted(variants.names("profiles"), key=lambda name: not name.startswith("standard"))
+    return tuple(name.replace("_", "-") for name in found)
 
 
 def get(name: str) -> Profile:
-    """Return a profile by its name.
+    """Return a profile by its name, or by the name of a module of the caller's own (`my_lab.rules`).
 
     Raises:
         ConfigError: there is none of that name; the message suggests the nearest.
     """
-    if name not in _all():
-        raise ConfigError(f"profile {name!r} is unknown{suggest(name, names())}; known: {', '.join(names())}.")
-    return _all()[name]
+    if "." not in name and name not in names():
+        raise ConfigError(f"profile {name!r} is unknown{variants.suggest(name, names())}; known: {', '.join(names())}.")
+    profile: Profile = variants.load("profiles", name.replace("-", "_")).PROFILE
+    return profile

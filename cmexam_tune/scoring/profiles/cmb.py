@@ -25,13 +25,11 @@ def read(text: str, question: Question) -> Reading:
     return Reading(letters or None, None)
 
 
-PROFILES = (
-    Profile(
-        name="cmb",
-        summary="first 答案是/为/： else every capital; unreadable = wrong; no text metrics",
-        read=read,
-        statistics=None,
-        signature={"answer": SCRIPT, "unread": "wrong", "accuracy_macro": "CMB/score.py, mean of the categories"},
-        macro=("exam_type", "exam_class"),
-    ),
+PROFILE = Profile(
+    name="cmb",
+    summary="first 答案是/为/： else every capital; unreadable = wrong; no text metrics",
+    read=read,
+    statistics=None,
+    signature={"answer": SCRIPT, "unread": "wrong", "accuracy_macro": "CMB/score.py, mean of the categories"},
+    macro=("exam_type", "exam_class"),
 )

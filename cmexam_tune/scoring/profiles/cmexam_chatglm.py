@@ -32,15 +32,13 @@ def statistics(hypotheses: Sequence[str], references: Sequence[str]) -> list[Pai
     return _cmexam.statistics(hypotheses, references, words=jieba.lcut, swapped=True)
 
 
-PROFILES = (
-    Profile(
-        name="cmexam-chatglm",
-        summary="text between 答案： and the last ，; unreadable leaves the denominator; jieba BLEU, set-based ROUGE",
-        read=read,
-        statistics=statistics,
-        signature=_cmexam.signature(SCRIPT, "jieba", f"{SCRIPT}:prediction", "dropped"),
-        smoothing="none",
-        unread="dropped",
-        no_reference="empty",
-    ),
+PROFILE = Profile(
+    name="cmexam-chatglm",
+    summary="text between 答案： and the last ，; unreadable leaves the denominator; jieba BLEU, set-based ROUGE",
+    read=read,
+    statistics=statistics,
+    signature=_cmexam.signature(SCRIPT, "jieba", f"{SCRIPT}:prediction", "dropped"),
+    smoothing="none",
+    unread="dropped",
+    no_reference="empty",
 )

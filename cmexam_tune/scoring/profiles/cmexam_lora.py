@@ -30,13 +30,11 @@ def read(text: str, question: Question) -> Reading:
     return Reading("".join(hits) or None, explanation)
 
 
-PROFILES = (
-    Profile(
-        name="cmexam-lora",
-        summary="any option letter or first word found; unreadable = wrong; character BLEU, set-based ROUGE",
-        read=read,
-        statistics=partial(_cmexam.statistics, words=tokenizer("char")),
-        signature=_cmexam.signature(SCRIPT, "char", f"{SCRIPT}:parse_options", "wrong"),
-        smoothing="none",
-    ),
+PROFILE = Profile(
+    name="cmexam-lora",
+    summary="any option letter or first word found; unreadable = wrong; character BLEU, set-based ROUGE",
+    read=read,
+    statistics=partial(_cmexam.statistics, words=tokenizer("char")),
+    signature=_cmexam.signature(SCRIPT, "char", f"{SCRIPT}:parse_options", "wrong"),
+    smoothing="none",
 )

@@ -1,4 +1,4 @@
-"""The profiles of this project: nothing leaves a denominator, metrics as the libraries define them."""
+"""What this project reports: nothing leaves a denominator, metrics as the libraries define them."""
 
 from functools import partial
 
@@ -13,7 +13,8 @@ def read(text: str, question: Question) -> Reading:
     return Reading(answers.parse(text, question), answers.split_explanation(text))
 
 
-def _profile(name: str, unit: str, words: str) -> Profile:
+def profile(name: str, unit: str, words: str) -> Profile:
+    """Return the rules with text metrics on another unit: char, jieba or zh (`text_metrics.pair_statistics`)."""
     return Profile(
         name=name,
         summary=f"answers.parse; unreadable = wrong; {words}, clipped counts, missing explanation = empty",
@@ -23,8 +24,4 @@ def _profile(name: str, unit: str, words: str) -> Profile:
     )
 
 
-PROFILES = (
-    _profile("standard", "char", "BLEU and ROUGE on characters"),
-    _profile("standard-jieba", "jieba", "BLEU and ROUGE on jieba words"),
-    _profile("standard-zh", "zh", "BLEU and ROUGE on sacreBLEU's zh tokens"),
-)
+PROFILE = profile("standard", "char", "BLEU and ROUGE on characters")

@@ -36,6 +36,7 @@ setup(
         "datasets>=4.5",
         "deepspeed>=0.18.5",
         "evaluate>=0.4.6",
+        "filelock>=3.20",
         "jieba>=0.42.1",
         "numpy>=2.0.2",
         "openpyxl>=3.1.5",

@@ -40,19 +40,14 @@ def load(run: str | Path, overrides: Sequence[str] = ()) -> "tuple[Config, Loade
     Raises:
         UserError: no finished run, or one whose model chooses among options and cannot write.
     """
-    import torch
+    from cmexam_tune.prediction import loading
 
-    from cmexam_tune.families import Loaded
-    from cmexam_tune.runfolder import runs
-
-    family = runs.open_run(run, overrides).config.model.family
+    source = loading.open_source(run, overrides)
+    family = source.config.model.family
     module: Any = variants.load("families", family)
     if module.task != "generate":
         raise UserError(f"{run}: a model of family {family} chooses an option and writes no text. Use predict.")
-    config, loaded = runs.load(run, overrides)
-    model: Any = loaded.model
-    model.to("cuda" if torch.cuda.is_available() else "cpu")
-    return config, Loaded(model, loaded.tokenizer)
+    return source.config, loading.load(source)
 
 
 def reply(config: Config, loaded: "Loaded", messages: Messages) -> Reply:

@@ -1,7 +1,9 @@
 """predict: resumed without losing or doubling a question, refuses foreign outputs, touches nothing when it fails."""
 
+import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,9 +17,11 @@ from modelkit import checkpoint, questions
 from cmexam_tune import predict
 from cmexam_tune.__main__ import main
 from cmexam_tune.core import jsonl
-from cmexam_tune.core.config import dump
+from cmexam_tune.core.config import dump_config
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.core.schema import Prediction, Question
+from cmexam_tune.prediction import provenance
+from cmexam_tune.prediction.resumable import ResumableFile, meta_path
 
 
 @pytest.fixture
@@ -33,7 +37,7 @@ def recipe(tmp_path: Path) -> Path:
 
     path = tmp_path / "zeroshot.yaml"
     config = make_config(prompt__max_target_length=6, generation={"batch_size": 4, "mode": "likelihood"})
-    path.write_text(dump(config), encoding="utf-8")
+    path.write_text(dump_config(config), encoding="utf-8")
     return path
 
 
@@ -49,7 +53,7 @@ def test_every_question_once_with_what_it_came_from(asked: Path, recipe: Path, t
     out = tmp_path / "out" / "p.jsonl"
     run("--config", recipe, "generation.mode=constrained", "--questions", asked, "--out", out)
     assert sorted(p.question_id for p in read(out)) == sorted(q.id for q in jsonl.read(asked, Question))
-    meta = json.loads(predict.meta_path(out).read_text(encoding="utf-8"))
+    meta = json.loads(meta_path(out).read_text(encoding="utf-8"))
     assert meta["mode"] == meta["config"]["generation"]["mode"] == "constrained"
     assert len(meta["questions_sha256"]) == 64 and "torch" in meta["versions"]
 
@@ -64,11 +68,10 @@ def test_goes_on_where_it_stopped(asked: Path, recipe: Path, tmp_path: Path, tai
     part.write_bytes(before + tail)
     # Another batch size is the same experiment.
     run("--config", recipe, "generation.batch_size=7", "--questions", asked, "--out", part)
-    assert part.read_bytes().startswith(before)
-    assert sorted(read(part), key=str) == sorted(read(whole), key=str)
-    finished = part.read_bytes()
+    assert part.read_bytes() == whole.read_bytes()
+    assert [p.question_id for p in read(part)] == [q.id for q in jsonl.read(asked, Question)]
     run("--config", recipe, "--questions", asked, "--out", part)
-    assert part.read_bytes() == finished
+    assert part.read_bytes() == whole.read_bytes()
 
 
 def test_killed_at_any_moment_no_question_is_lost_or_doubled(asked: Path, recipe: Path, tmp_path: Path) -> None:
@@ -87,10 +90,9 @@ def test_killed_at_any_moment_no_question_is_lost_or_doubled(asked: Path, recipe
         process.wait()
         assert lines <= out.read_bytes().count(b"\n") < 30
     run("--config", recipe, "generation.mode=generate", "generation.batch_size=1", "--questions", asked, "--out", out)
-    assert sorted(p.question_id for p in read(out)) == sorted(q.id for q in jsonl.read(asked, Question))
     fresh = tmp_path / "fresh.jsonl"
     run("--config", recipe, "generation.mode=generate", "--questions", asked, "--out", fresh)
-    assert sorted(read(fresh), key=str) == sorted(read(out), key=str)
+    assert out.read_bytes() == fresh.read_bytes() and len(read(fresh)) == 30
 
 
 WRONG: list[tuple[str, Callable[[Path], list[str]], str]] = [
@@ -114,23 +116,133 @@ def test_mistakes_cost_nothing(
 ) -> None:
     out = tmp_path / "p.jsonl"
     run("--config", recipe, "--questions", asked, "--out", out, "--limit", 3)
-    before = out.read_bytes(), predict.meta_path(out).read_bytes()
+    before = out.read_bytes(), meta_path(out).read_bytes()
     (tmp_path / "empty.jsonl").touch()
     (tmp_path / "broken.jsonl").write_text(jsonl.dumps(questions(1)[0]) + "\n{broken\n", encoding="utf-8")
     jsonl.write(tmp_path / "other.jsonl", questions(4))
     with pytest.raises(UserError, match=message):
         run("--config", recipe, "--questions", asked, "--out", out, *arguments(tmp_path))
-    assert (out.read_bytes(), predict.meta_path(out).read_bytes()) == before
+    assert (out.read_bytes(), meta_path(out).read_bytes()) == before
 
 
-def test_a_foreign_file_is_not_touched(asked: Path, recipe: Path, tmp_path: Path) -> None:
-    out = tmp_path / "notes.txt"
-    out.write_text("mine\n", encoding="utf-8")
-    with pytest.raises(UserError, match="--overwrite"):
+@pytest.mark.parametrize("kind", ["text", "questions", "link", "pipe", "folder", "below a file"])
+def test_what_predict_did_not_write_is_not_touched(asked: Path, recipe: Path, tmp_path: Path, kind: str) -> None:
+    mine, out = tmp_path / "mine.txt", tmp_path / "out"
+    mine.write_text("mine\n", encoding="utf-8")
+    before = asked.read_bytes()
+    if kind == "pipe":
+        os.mkfifo(out)
+    elif kind == "folder":
+        out.mkdir()
+    elif kind == "link":
+        out.symlink_to(mine)
+    else:
+        out = {"text": mine, "questions": asked, "below a file": mine / "p.jsonl"}[kind]
+    for words in ([], ["--overwrite"]):
+        with pytest.raises(UserError, match=str(out)):
+            run("--config", recipe, "--questions", asked, "--out", out, *words)
+    assert mine.read_text(encoding="utf-8") == "mine\n" and asked.read_bytes() == before
+    assert out.is_symlink() == (kind == "link") and out.is_fifo() == (kind == "pipe")
+
+
+def test_overwrite_begins_anew(asked: Path, recipe: Path, tmp_path: Path) -> None:
+    out = tmp_path / "p.jsonl"
+    run("--config", recipe, "--questions", asked, "--out", out, "--limit", 5)
+    run(
+        "--config",
+        recipe,
+        "generation.mode=constrained",
+        "--questions",
+        asked,
+        "--out",
+        out,
+        "--overwrite",
+        "--limit",
+        2,
+    )
+    assert len(read(out)) == 2 and json.loads(meta_path(out).read_text())["mode"] == "constrained"
+
+
+def test_two_at_once_get_one_message(asked: Path, recipe: Path, tmp_path: Path) -> None:
+    out = tmp_path / "p.jsonl"
+    with ResumableFile(out, {"versions": {}}), pytest.raises(UserError, match="another process is writing it"):
         run("--config", recipe, "--questions", asked, "--out", out)
-    assert out.read_text(encoding="utf-8") == "mine\n"
-    run("--config", recipe, "--questions", asked, "--out", out, "--overwrite", "--limit", 2)
-    assert len(read(out)) == 2
+    run("--config", recipe, "--questions", asked, "--out", out, "--limit", 1)
+    assert len(read(out)) == 1
+
+
+def test_other_weights_at_the_same_path_do_not_finish_the_file(asked: Path, recipe: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(checkpoint("llama"), model)
+    words = ["--config", recipe, f"model.model_name_or_path={model}", "--questions", asked, "--out", tmp_path / "p"]
+    run(*words, "--limit", 2)
+    weights = next(model.glob("*.safetensors"))
+    content = bytearray(weights.read_bytes())
+    content[-8] ^= 1
+    weights.write_bytes(content)
+    with pytest.raises(UserError, match="model_sha256"):
+        run(*words)
+
+
+@pytest.mark.parametrize("size", [10, provenance.SMALL + 1000])
+def test_the_fingerprint_sees_every_matrix(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(bytes(size))
+    before = provenance.fingerprint(str(tmp_path))
+    with path.open("rb+") as handle:
+        handle.seek(size // 3)
+        handle.write(b"x" * (size // 500 + 1))
+    assert before != provenance.fingerprint(str(tmp_path)) and provenance.fingerprint("none/such") is None
+
+
+class Killed(BaseException):
+    """Stands for a kill at one moment."""
+
+
+@pytest.mark.parametrize("moment", range(4))
+def test_killed_at_a_rename_nothing_vouches_for_old_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: int
+) -> None:
+    out, old, new = tmp_path / "p.jsonl", {"versions": {}, "what": "old"}, {"versions": {}, "what": "new"}
+    with ResumableFile(out, old) as file:
+        file.begin()
+        file.append(Prediction("q", "old"))
+        file.finish(["q"])
+    renames = itertools.count()
+    real = Path.replace
+
+    def replace(path: Path, target: Path) -> Path:
+        if next(renames) == moment // 2:
+            if moment % 2:
+                real(path, target)
+            raise Killed
+        return real(path, target)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    with pytest.raises(Killed), ResumableFile(out, new, overwrite=True) as file:
+        file.begin()
+    monkeypatch.undo()
+    if moment == 0:
+        assert [p.text for p in read(out)] == ["old"] and json.loads(meta_path(out).read_text())["what"] == "old"
+    else:
+        with ResumableFile(out, new) as file:
+            assert not file.known
+
+
+def test_a_failed_answer_is_asked_again(tmp_path: Path) -> None:
+    out, meta = tmp_path / "p.jsonl", {"versions": {}}
+    with ResumableFile(out, meta) as file:
+        file.begin()
+        file.append({"question_id": "a", "text": "timed out", "finish": "error"})
+        file.append(Prediction("b", "答案: B"))
+        file.finish(["a", "b"])
+    assert out.read_bytes().count(b"\n") == 2
+    with ResumableFile(out, meta) as file:
+        assert file.known == {"b"}
+        file.begin()
+        file.append(Prediction("a", "答案: A"))
+        file.finish(["a", "b"])
+    assert [p.text for p in read(out)] == ["答案: A", "答案: B"]
 
 
 def test_a_run_folder_answers_as_its_model_did(asked: Path, tmp_path: Path) -> None:

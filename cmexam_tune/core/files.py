@@ -54,6 +54,48 @@ def atomic_write(path: str | Path, binary: bool = False) -> Iterator[IO[Any]]:
         part.unlink(missing_ok=True)
 
 
+def check_replaceable(path: str | Path) -> Path:
+    """Return `path` as a `Path`, or refuse: what is written and renamed there must not replace a link or a device.
+
+    Raises:
+        UserError: a folder, a link, a device or a pipe lies at `path`, or its folder is none.
+    """
+    path = Path(path)
+    try:
+        if path.is_dir():
+            raise UserError(f"{path}: is a folder, a file is needed.")
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            raise UserError(f"{path}: is a link, a device or a pipe; it would be replaced. Name a file.")
+        missing = next(folder for folder in path.absolute().parents if folder.exists())
+    except OSError as error:
+        raise UserError(f"{str(path)[:200]}: cannot be an output ({error.strerror}). Choose another.") from None
+    if not missing.is_dir():
+        raise UserError(f"{path}: cannot be an output, {missing} is a file. Choose another.")
+    return path
+
+
+@contextlib.contextmanager
+def lock(path: str | Path) -> Iterator[None]:
+    """Keep others from writing `path` while the block runs; a process that dies gives it back.
+
+    Raises:
+        UserError: another process holds it.
+    """
+    from filelock import FileLock, Timeout
+
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    held = FileLock(path.with_name(f".{path.name}.lock"), timeout=0)
+    try:
+        held.acquire()
+    except Timeout:
+        raise UserError(f"{path}: another process is writing it. Wait for it, or choose another output.") from None
+    try:
+        yield
+    finally:
+        held.release()
+
+
 def sha256(path: str | Path) -> str:
     """Return the SHA-256 of a file's bytes in hexadecimal."""
     digest = hashlib.sha256()

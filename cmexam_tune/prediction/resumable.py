@@ -1,0 +1,158 @@
+"""A file of records that grows line by line, survives being killed, and continues only the experiment it began with."""
+
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from cmexam_tune.core import files, jsonl
+from cmexam_tune.core.errors import UserError
+from cmexam_tune.prediction import provenance
+
+KEY = "question_id"
+FAILED = "error"
+"""`finish` of a record that says only why there is no answer: its key is still missing."""
+
+
+def meta_path(out: str | Path) -> Path:
+    """Return the file beside `out` that says what its records came from."""
+    return Path(f"{out}.meta.json")
+
+
+class ResumableFile:
+    """Records at `path`, one JSON object a line with its key in `question_id`; use it as a context manager.
+
+    Entering looks at what is there and changes nothing, so that a wrong path or setting costs no old file; `begin`
+    makes the file ready for `append`. One process at a time may have it open.
+    """
+
+    def __init__(self, path: str | Path, meta: Mapping[str, Any], overwrite: bool = False) -> None:
+        """Take where the records go, what they come from, and whether old ones are replaced."""
+        self.path, self.meta = Path(path), meta
+        self.known: frozenset[str] = frozenset()
+        """Keys that need no answer any more."""
+        self.result: dict[str, Any] = {}
+        """What is known at the end only (speed, tokens used); at the start, what the runs before have left."""
+        self._overwrite, self._fresh = overwrite, True
+        self._handle: IO[bytes] | None = None
+        self._lock = contextlib.ExitStack()
+
+    def __enter__(self) -> "ResumableFile":
+        """Look at what is there.
+
+        Raises:
+            UserError: another process has the file open, or it holds records of something else, or is no such file.
+        """
+        for path in (self.path, meta_path(self.path)):
+            files.check_replaceable(path)
+        self._lock.enter_context(files.lock(self.path))
+        try:
+            self._look()
+        except BaseException:
+            self._lock.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the file and let others have it."""
+        if self._handle is not None:
+            self._handle.close()
+            self._handle = None
+        self._lock.close()
+
+    def _look(self) -> None:
+        note = _read_note(meta_path(self.path))
+        if not self.path.exists() or not self.path.stat().st_size:
+            return
+        if note is None:
+            # It may be anybody's file, also for --overwrite.
+            raise UserError(
+                f"{self.path}: exists and was not written by predict (no {meta_path(self.path).name}). Choose another "
+                "--out, or move the file away."
+            )
+        if self._overwrite:
+            return
+        lines = self._lines()
+        if changed := provenance.differences(note, json.loads(json.dumps(self.meta))):
+            raise UserError(
+                f"{self.path}: holds predictions of another experiment; other {', '.join(changed)}. "
+                "Add --overwrite to replace it, or choose another --out."
+            )
+        self._fresh = False
+        self.known = frozenset(lines)
+        self.result = dict(note.get("result") or {})
+
+    def _lines(self, failed: bool = False) -> dict[str, bytes]:
+        """Return key -> line of every record, answers that failed only if asked for; a half-written line is none."""
+        found: dict[str, bytes] = {}
+        with self.path.open("rb") as handle:
+            for number, line in enumerate(handle, 1):
+                if not line.endswith(b"\n"):
+                    break  # what a killed process left half-written is answered again
+                try:
+                    record = json.loads(line)
+                    key, finish = record[KEY], record.get("finish")
+                except (ValueError, TypeError, KeyError, RecursionError):
+                    raise UserError(
+                        f"{self.path}:{number}: is no prediction. Choose another --out, or add --overwrite."
+                    ) from None
+                if failed or finish != FAILED:
+                    found.setdefault(key, line)
+        return found
+
+    def begin(self) -> None:
+        """Make the file ready: empty, or with the records that count and nothing else."""
+        # The records go first: killed between the two, nothing vouches for what another experiment answered.
+        self._write({} if self._fresh else self._lines())
+        self._write_note()
+        self._fresh = False
+        self._handle = self.path.open("ab")
+
+    def append(self, record: object) -> None:
+        """Write one record at once: a killed process leaves at most one that is incomplete."""
+        assert self._handle is not None
+        self._handle.write((jsonl.dumps(record) + "\n").encode())
+        self._handle.flush()
+
+    def finish(self, order: Sequence[str]) -> None:
+        """Put the records in the order of `order`, so that the file does not show when it was interrupted.
+
+        Keys that are not in `order` (of a longer run before) keep their place behind them; `result` goes to the note.
+        """
+        assert self._handle is not None
+        self._handle.close()
+        self._handle = None
+        lines = self._lines(failed=True)
+        wanted = {key: lines.pop(key) for key in order if key in lines}
+        self._write({**wanted, **lines})
+        self._write_note()
+
+    def _write_note(self) -> None:
+        with files.atomic_write(meta_path(self.path)) as handle:
+            json.dump({**self.meta, "result": self.result}, handle, ensure_ascii=False, indent=1)
+            handle.write("\n")
+
+    def _write(self, lines: Mapping[str, bytes]) -> None:
+        with files.atomic_write(self.path, binary=True) as handle:
+            handle.writelines(lines.values())
+
+
+def _read_note(path: Path) -> dict[str, Any] | None:
+    """Return what `begin` wrote, or None where there is nothing.
+
+    Raises:
+        UserError: the file was written by something else.
+    """
+    if not path.exists():
+        return None
+    try:
+        note = json.loads(path.read_text(encoding="utf-8"))
+        if "versions" in note:
+            return dict(note)
+    except (ValueError, TypeError, RecursionError):
+        pass
+    raise UserError(f"{path}: was not written by predict. Choose another --out, or move the file away.")

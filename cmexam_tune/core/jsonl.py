@@ -79,8 +79,16 @@ def read(path: str | Path, cls: type[T]) -> Iterator[T]:
 
 
 def dumps(record: object) -> str:
-    """Return a record (a dataclass or a mapping) as one line of JSON without its newline."""
-    value = dataclasses.asdict(record) if dataclasses.is_dataclass(record) and not isinstance(record, type) else record
+    """Return a record (a dataclass or a mapping) as one line of JSON without its newline.
+
+    Fields whose metadata is `schema.WHERE_SAID` are left out where they have their default.
+    """
+    if not dataclasses.is_dataclass(record) or isinstance(record, type):
+        return json.dumps(record, ensure_ascii=False)
+    value = dataclasses.asdict(record)
+    for field in dataclasses.fields(record):
+        if field.metadata.get("where_said") and getattr(record, field.name) == field.default:
+            del value[field.name]
     return json.dumps(value, ensure_ascii=False)
 
 

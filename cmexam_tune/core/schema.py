@@ -11,6 +11,8 @@ from typing import Any, Literal
 from cmexam_tune.core.errors import DataError
 
 MIN_OPTIONS, MAX_OPTIONS = 2, 10
+WHERE_SAID = {"where_said": True}
+"""Metadata of a field that `jsonl` leaves out of the file where it has its default."""
 
 
 def letters(text: str) -> str:
@@ -110,6 +112,12 @@ class Prediction:
     answer: str | None = None
     """Sorted letters, or None = unreadable: a result, which stays in every denominator."""
     explanation: str | None = None
+    votes: tuple[str, ...] = field(default=(), metadata=WHERE_SAID)
+    """The raw outputs that a majority was taken of."""
+    finish: Literal["stop", "length", "error"] | None = field(default=None, metadata=WHERE_SAID)
+    """How the output ended: by itself, cut off by a limit, or never written (a request that failed for good)."""
+    reason: str | None = field(default=None, metadata=WHERE_SAID)
+    """Why a request failed."""
 
 
 Scores = Mapping[str, float | int | list[float] | None]

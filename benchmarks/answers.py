@@ -16,8 +16,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from cmexam_tune import profiles
 from cmexam_tune.core.schema import Question
-from cmexam_tune.scoring import profiles
 
 TABLE = Path(__file__).resolve().parents[1] / "tests" / "data" / "answers.jsonl"
 PARSERS = ("standard", "cmexam-lora", "cmexam-chatglm", "cmb")

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cmexam_tune import __version__
+from cmexam_tune import __version__, profiles
 from cmexam_tune.core import cli, files, jsonl
 from cmexam_tune.core.errors import DataError, UserError
 from cmexam_tune.core.schema import Prediction, Question, Scores
+from cmexam_tune.profiles import Profile
 from cmexam_tune.report import building, tables
-from cmexam_tune.scoring import comparison, grading, profiles
-from cmexam_tune.scoring.profiles import Profile
+from cmexam_tune.scoring import comparison, grading
 
 T = TypeVar("T")
 Predictions = str | Path | Sequence[Prediction]
@@ -169,7 +169,10 @@ def main(argv: Sequence[str]) -> int | None:
     parser.add_argument("--questions", required=True, metavar="FILE", help="the questions that were predicted")
     parser.add_argument("--out", required=True, metavar="DIR", help="folder of the report")
     parser.add_argument(
-        "--profile", default="standard", metavar="NAME", help=f"whose rules: {', '.join(profiles.names())}; or {ALL}"
+        "--profile",
+        default="standard",
+        metavar="NAME",
+        help=f"whose rules, or {ALL}: {', '.join(profiles.names())}",
     )
     parser.add_argument("--baseline", metavar="FILE", help="predictions to compare with, question by question")
     parser.add_argument("--published", metavar="EXAM", help="show the published numbers of cmexam or cmb beside")

@@ -10,6 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import quantiles
 from typing import Any
 
 from cmexam_tune.core import cli, jsonl
@@ -54,28 +55,22 @@ class Tally:
         """Return the numbers of the paper's Table 2."""
         rows: dict[str, Any] = {"questions": self.lengths["question"].total(), "vocabulary": len(self.vocabulary)}
         for field, lengths in self.lengths.items():
+            low, middle, high = quartiles(lengths)
             rows[field] = {
                 "max": max(lengths),
                 "mean": sum(length * count for length, count in lengths.items()) / lengths.total(),
-                "median": quantile(lengths, 0.5),
-                "q1": quantile(lengths, 0.25),
-                "q3": quantile(lengths, 0.75),
+                "median": middle,
+                "q1": low,
+                "q3": high,
             }
         return rows
 
 
-def quantile(lengths: Counter[int], share: float) -> float:
-    """Return the quantile of a histogram by linear interpolation between neighbours (numpy's default)."""
-    place = (lengths.total() - 1) * share
-    low, seen = int(place), 0
-    below: int | None = None
-    for length, count in sorted(lengths.items()):
-        seen += count
-        if below is None and seen > low:
-            below = length
-        if below is not None and seen > min(low + 1, lengths.total() - 1):
-            return below + (length - below) * (place - low)
-    raise ValueError("a quantile needs at least one value")
+def quartiles(lengths: Counter[int]) -> tuple[float, float, float]:
+    """Return the quartiles of a histogram, by linear interpolation between neighbours (numpy's default)."""
+    values = sorted(lengths.elements())
+    low, middle, high = quantiles(values * 2 if len(values) == 1 else values, n=4, method="inclusive")
+    return low, middle, high
 
 
 def stats(questions: Sequence[str | Path]) -> dict[str, dict[str, Any]]:

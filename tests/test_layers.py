@@ -14,7 +14,19 @@ FILES = sorted(path for path in PACKAGE.rglob("*.py") if "sample" not in path.pa
 NAMES = [str(path.relative_to(PACKAGE)) for path in FILES]
 # From the ground up: a part may import itself and what stands before it.
 BASE = ("core",)
-DOMAIN = ("exams", "prompts", "answers", "scoring", "report", "paper", "overlap", "clinic", "upstream")
+DOMAIN = (
+    "exams",
+    "prompts",
+    "answers",
+    "metrics",
+    "profiles",
+    "scoring",
+    "report",
+    "paper",
+    "overlap",
+    "clinic",
+    "upstream",
+)
 MACHINERY = ("models", "families", "tuning", "runfolder", "batching", "prediction", "training")
 FLOORS = (*BASE, *DOMAIN, *MACHINERY, "programs")
 HEAVY = {"torch", "transformers", "peft", "deepspeed", "accelerate"}

@@ -4,9 +4,10 @@ import random
 
 import pytest
 
+from cmexam_tune import profiles
 from cmexam_tune.core.errors import ConfigError, DataError
 from cmexam_tune.core.schema import Prediction, Question
-from cmexam_tune.scoring import grading, profiles
+from cmexam_tune.scoring import grading
 
 OPTIONS = dict(zip("ABCDE", ["青霉素", "头孢曲松", "阿奇霉素", "左氧氟沙星", "万古霉素"], strict=True))
 

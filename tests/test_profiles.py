@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from cmexam_tune import evaluate
+from cmexam_tune import evaluate, profiles
 from cmexam_tune.core import jsonl
 from cmexam_tune.core.schema import Prediction, Question
-from cmexam_tune.scoring import grading, profiles
-from cmexam_tune.scoring.profiles import _cmexam
+from cmexam_tune.metrics import text_metrics
+from cmexam_tune.profiles import _cmexam
+from cmexam_tune.scoring import grading
 
 GOLDEN = Path(__file__).resolve().parents[2] / "shared" / "golden"
 needs_golden = pytest.mark.skipif(
@@ -100,7 +101,7 @@ def test_unit_cases_of_the_scripts():
             assert rouge == pytest.approx((precision, recall, f), rel=1e-9, abs=1e-15), case
         for n in (1, 2, 4):
             expected = case[f"bleu_{n}"]
-            value = grading.text_metrics.bleu([pair], n, "none")
+            value = text_metrics.aggregate([pair], "none")[f"bleu{n}"]
             assert value is None if isinstance(expected, str) else value == pytest.approx(expected)
 
 
@@ -183,3 +184,17 @@ def _evaluate(folder, texts, profile):
     files = ["--predictions", str(folder / "predictions.jsonl"), "--questions", str(folder / "questions.jsonl")]
     assert not evaluate.main([*files, "--out", str(folder / "out"), "--profile", profile])
     return json.loads((folder / "out" / "report.json").read_text(encoding="utf-8"))["overall"]
+
+
+def test_a_profile_of_ones_own_by_its_dotted_name(tmp_path, monkeypatch):
+    (tmp_path / "my_lab").mkdir()
+    (tmp_path / "my_lab" / "prof.py").write_text(
+        "from cmexam_tune.profiles import Profile, Reading\n"
+        "PROFILE = Profile('my_lab.prof', 'last character', lambda text, q: Reading(text[-1:] or None, None), {})\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    jsonl.write(tmp_path / "questions.jsonl", [QUESTION])
+    jsonl.write(tmp_path / "predictions.jsonl", [Prediction("q", "A然后B")])
+    files = ["--predictions", str(tmp_path / "predictions.jsonl"), "--questions", str(tmp_path / "questions.jsonl")]
+    assert not evaluate.main([*files, "--out", str(tmp_path / "out"), "--profile", "my_lab.prof"])
+    assert json.loads((tmp_path / "out" / "report.json").read_text(encoding="utf-8"))["overall"]["accuracy"] == 100

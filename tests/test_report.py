@@ -9,7 +9,7 @@ import pytest
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.report import building
-from cmexam_tune.scoring import comparison, grading, text_metrics
+from cmexam_tune.scoring import comparison, grading
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)> {{DATA}} {{STYLE}}"
 
@@ -151,23 +151,6 @@ def test_unanswered_questions_make_a_report(tmp_path):
     assert built.overall["accuracy"] is None
     assert built.baselines == {}
     assert "| this run | 3 | - |" in (tmp_path / "new" / "report.md").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("smoothing", ["exp", "none"])
-@pytest.mark.parametrize(
-    "texts", [["青霉素过敏者", "首选", "甲"], ["青乙霉", "丙丁", "甲"], ["首", "", "甲乙"], ["戊己", "庚", "辛"]]
-)
-def test_fast_statistic_is_the_metric(texts, smoothing):
-    """Bootstrap resamples sums; on the sums of the data it must give what text_metrics gives."""
-    stats = text_metrics.pair_statistics(texts, ["青霉素过敏者用药", "首选青霉素", "甲乙丙丁"])
-    asked = [Question(str(i), "题", {"A": "a", "B": "b"}, "A") for i in range(3)]
-    rows = comparison.text_rows(
-        [grading.Graded(q, Prediction(q.id, ""), "A", "", s) for q, s in zip(asked, stats, strict=True)]
-    )
-    fast = comparison.text_statistic(smoothing)(rows.sum(0)[None])[0]
-    slow = text_metrics.aggregate(stats, smoothing)
-    for name, value in zip(comparison.TEXT, fast, strict=True):
-        assert value == pytest.approx(slow[name], abs=1e-9), name
 
 
 def test_intervals_hold_the_scores(graded):

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from cmexam_tune.scoring.significance import bootstrap, mcnemar, mean_std, paired_bootstrap, wilson
+from cmexam_tune.metrics.significance import bootstrap, mcnemar, mean_std, paired_bootstrap, wilson
 
 stats = pytest.importorskip("scipy.stats", reason="scipy is the independent witness (comes with scikit-learn)")
 

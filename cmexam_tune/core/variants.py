@@ -19,7 +19,7 @@ PACKAGES: dict[Folder, str] = {
     "exams": "cmexam_tune.exams",
     "families": "cmexam_tune.families",
     "tuning": "cmexam_tune.tuning",
-    "profiles": "cmexam_tune.scoring.profiles",
+    "profiles": "cmexam_tune.profiles",
 }
 PROTOCOLS: dict[Folder, str] = {"exams": "Exam", "families": "Family", "tuning": "Method", "profiles": "Scorer"}
 """The class in each package that says what its files provide."""

@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
 
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.core.files import atomic_write
+from cmexam_tune.metrics.significance import mean_std
 from cmexam_tune.paper import rows
 
 REPORT = Path("report") / "report.json"
@@ -146,8 +146,8 @@ def _value(metric: str, overall: Mapping[str, Any], row: rows.Row) -> float | No
 
 
 def _score(metric: str, values: Sequence[float], n: int) -> Score:
-    mean, k = fmean(values), len(values)
-    deviation = stdev(values) if k > 1 else None
+    k = len(values)
+    mean, deviation = mean_std(values)
     half = None
     if metric == "accuracy" and n:
         half = 1.96 * math.sqrt(mean * (100 - mean) / n + (deviation or 0.0) ** 2 / k)

@@ -9,14 +9,15 @@ from typing import Any
 
 import yaml
 
+from cmexam_tune import profiles
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.core.files import atomic_write, check_output
 from cmexam_tune.core.schema import Report, Scores
 from cmexam_tune.core.variants import suggest
+from cmexam_tune.profiles import Profile
 from cmexam_tune.report import page, tables
-from cmexam_tune.scoring import baselines, breakdowns, comparison, grading, profiles
+from cmexam_tune.scoring import baselines, breakdowns, comparison, grading
 from cmexam_tune.scoring.grading import Graded
-from cmexam_tune.scoring.profiles import Profile
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
-"""Scores: from questions and predictions to numbers that can be trusted.
+"""Scores: from questions and predictions to numbers by the rules of a profile.
 
-In: questions and predictions. Out: every question graded by a profile, and scores of any part of them. Start reading
-in `grading.py`; `profiles/` holds who reads and counts how, `significance.py` how far a difference can be trusted.
+In: questions, predictions and a profile. Out: every question graded, and scores of any part of them. Start reading in
+`grading.py`; `comparison.py` sets runs beside each other, `breakdowns.py` makes the papers' tables.
 """

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from cmexam_tune.core.schema import Prediction, Question
-from cmexam_tune.scoring.significance import mean_std
+from cmexam_tune.metrics.significance import mean_std
 
 SEEDS = 10
 NAMES = ("uniform_subset", "uniform_single", "majority")

@@ -1,63 +1,27 @@
 """Runs beside each other: several seeds as mean and deviation, two runs question by question."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from cmexam_tune.core.schema import Scores
-from cmexam_tune.scoring import significance
+from cmexam_tune.metrics import significance
+from cmexam_tune.metrics.text_metrics import TEXT, corpus_scores, rows_of
 from cmexam_tune.scoring.grading import Graded
-from cmexam_tune.scoring.text_metrics import BLEU_ORDERS, ORDERS
 
 if TYPE_CHECKING:
-    from cmexam_tune.scoring.significance import Matrix
+    pass
 
-TEXT = (*(f"bleu{n}" for n in BLEU_ORDERS), "rouge1", "rouge2", "rougeL")
 SUMMARY = ("accuracy", "weighted_f1", *TEXT)
-
-
-def text_rows(graded: Sequence[Graded]) -> "Matrix":
-    """Return [pairs, 14]: n-gram matches and totals, both lengths, the three ROUGE F, and 1, of every text pair."""
-    import numpy as np
-
-    rows = [
-        (*t.matches, *t.totals, t.hypothesis_length, t.reference_length, t.rouge1.f, t.rouge2.f, t.rougeL.f, 1)
-        for t in (one.text for one in graded)
-        if t is not None
-    ]
-    return np.asarray(rows, dtype=np.float64).reshape(-1, 2 * ORDERS + 6)
-
-
-def text_statistic(smoothing: str) -> "Callable[[Matrix], Matrix]":
-    """Return the function from sums of `text_rows` to the scores of TEXT in percent: `text_metrics.aggregate`, fast."""
-
-    def statistic(sums: "Matrix") -> "Matrix":
-        import numpy as np
-
-        matches, totals = sums[:, :ORDERS], sums[:, ORDERS : 2 * ORDERS]
-        length, reference = sums[:, 2 * ORDERS], sums[:, 2 * ORDERS + 1]
-        none = matches == 0
-        smoothed = np.where(none, 0.5 ** np.cumsum(none, axis=1), matches)
-        logs = np.log(smoothed / np.maximum(totals, 1))
-        penalty = np.exp(np.minimum(0.0, 1 - reference / np.maximum(length, 1)))
-        columns = []
-        for order in BLEU_ORDERS:
-            empty = none[:, :order].any(1) if smoothing == "none" else none[:, :order].all(1)
-            empty |= (totals[:, :order] == 0).any(1)
-            columns.append(np.where(empty, 0.0, 100 * penalty * np.exp(logs[:, :order].mean(1))))
-        rouge = 100 * sums[:, -4:-1] / sums[:, -1:]
-        return np.concatenate([np.stack(columns, axis=1), rouge], axis=1)
-
-    return statistic
 
 
 def text_intervals(graded: Sequence[Graded], smoothing: str) -> dict[str, list[float]]:
     """Return the bootstrap 95% interval of each text metric; empty where there are no pairs."""
-    rows = text_rows(graded)
+    rows = rows_of(one.text for one in graded if one.text is not None)
     if not len(rows):
         return {}
-    found = significance.bootstrap(rows, text_statistic(smoothing))
-    return {name: list(interval) for name, interval in zip(TEXT, found, strict=True)}
+    found = significance.bootstrap(rows, lambda sums: corpus_scores(sums, smoothing))
+    return {name: list(interval) for name, interval in zip(TEXT, found, strict=False)}
 
 
 def compare(first: Sequence[Graded], second: Sequence[Graded], smoothing: str = "exp") -> dict[str, Any]:
@@ -89,9 +53,9 @@ def compare(first: Sequence[Graded], second: Sequence[Graded], smoothing: str = 
         result["metrics"]["accuracy"] = asdict(accuracy)
     written = [(a, b) for a, b in zip(first, second, strict=True) if a.text and b.text]
     if written:
-        rows = [text_rows([pair[i] for pair in written]) for i in (0, 1)]
-        found = significance.paired_bootstrap(rows[0], rows[1], text_statistic(smoothing))
-        result["metrics"] |= {name: asdict(one) for name, one in zip(TEXT, found, strict=True)}
+        rows = [rows_of(text for pair in written if (text := pair[i].text)) for i in (0, 1)]
+        found = significance.paired_bootstrap(rows[0], rows[1], lambda sums: corpus_scores(sums, smoothing))
+        result["metrics"] |= {name: asdict(one) for name, one in zip(TEXT, found, strict=False)}
     return result
 
 

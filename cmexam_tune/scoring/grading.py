@@ -5,11 +5,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from cmexam_tune import profiles
 from cmexam_tune.core.errors import DataError
 from cmexam_tune.core.schema import Prediction, Question, Scores
-from cmexam_tune.scoring import profiles, significance, text_metrics
-from cmexam_tune.scoring.profiles import Profile
-from cmexam_tune.scoring.text_metrics import PairStatistics
+from cmexam_tune.metrics import significance, text_metrics
+from cmexam_tune.metrics.text_metrics import PairStatistics
+from cmexam_tune.profiles import Profile, Reading
 
 _UNREAD = "无答案"
 _SHOWN = 5
@@ -26,11 +27,15 @@ class Graded:
     explanation: str | None
     text: PairStatistics | None
     """Statistics of explanation against reference; None where there is no pair to score."""
+    right: float = 0.0
+    """1 or 0 as the profile counts; a chance where its script draws letters. 0 where the answer is unpublished."""
+    counted: bool = True
+    """Whether the question stays in the denominator of accuracy."""
 
     @property
     def correct(self) -> bool:
-        """Whether the answer is exactly the gold answer; never true where that is unpublished."""
-        return self.answer is not None and self.answer == self.question.answer
+        """Whether the profile counts the answer as right."""
+        return self.right == 1
 
 
 def grade(
@@ -47,7 +52,7 @@ def grade(
     """
     rules = profiles.get(profile) if isinstance(profile, str) else profile
     matched = _match(list(questions), list(predictions))
-    readings = [rules.read(prediction.text, question) for question, prediction in matched]
+    readings = _readings(rules, matched)
     pairs: dict[int, tuple[str, str]] = {}
     if rules.statistics and (rules.no_reference == "empty" or any(reading.explanation for reading in readings)):
         pairs = {
@@ -60,9 +65,30 @@ def grade(
         hypotheses, references = zip(*pairs.values(), strict=True)
         texts = dict(zip(pairs, rules.statistics(hypotheses, references), strict=True))
     return [
-        Graded(question, prediction, reading.answer, reading.explanation, texts.get(i))
+        Graded(
+            question,
+            prediction,
+            reading.answer,
+            reading.explanation,
+            texts.get(i),
+            right=rules.right(reading.answer, question) if question.answer is not None else 0.0,
+            counted=question.answer is not None
+            and (rules.subset is None or rules.subset(question))
+            and not rules.drops(prediction.text, reading),
+        )
         for i, ((question, prediction), reading) in enumerate(zip(matched, readings, strict=True))
     ]
+
+
+def _readings(rules: Profile, matched: Sequence[tuple[Question, Prediction]]) -> list[Reading]:
+    """Return what the profile reads; of two ways to read, the one that is right more often over all questions."""
+    ways = [rules.read] if rules.second is None else [rules.read, rules.second]
+    read = [[way(prediction.text, question) for question, prediction in matched] for way in ways]
+
+    def right(readings: Sequence[Reading]) -> float:
+        return sum(rules.right(one.answer, question) for one, (question, _) in zip(readings, matched, strict=True))
+
+    return max(read, key=right)
 
 
 def _match(questions: Sequence[Question], predictions: Sequence[Prediction]) -> list[tuple[Question, Prediction]]:
@@ -94,8 +120,8 @@ def score(graded: Sequence[Graded], profile: str | Profile = "standard") -> Scor
     what cannot be computed.
     """
     rules = profiles.get(profile) if isinstance(profile, str) else profile
-    scored = [g for g in graded if g.question.answer is not None and (g.answer is not None or rules.unread == "wrong")]
-    right = sum(g.correct for g in scored)
+    scored = [g for g in graded if g.counted]
+    right = sum(g.right for g in scored)
     texts = [g.text for g in graded if g.text is not None]
     scores: dict[str, float | int | list[float] | None] = {
         "n": len(graded),
@@ -107,8 +133,8 @@ def score(graded: Sequence[Graded], profile: str | Profile = "standard") -> Scor
         "explanations": len(texts),
         **text_metrics.aggregate(texts, rules.smoothing),
     }
-    if rules.macro is not None:
-        scores["accuracy_macro"] = _macro(scored, *rules.macro)
+    for name, facets in rules.averages.items():
+        scores[name] = average(scored, facets)
     return scores
 
 
@@ -128,12 +154,16 @@ def weighted(pairs: Sequence[tuple[str, str]]) -> dict[str, float | None]:
     return {name: total / len(pairs) if pairs else None for name, total in sums.items()}
 
 
-def _macro(scored: Sequence[Graded], category: str, group: str) -> float | None:
-    """Return the mean over categories of the mean over their groups of the accuracy, in percent."""
-    cells: Mapping[str, Mapping[str, list[bool]]] = defaultdict(lambda: defaultdict(list))
+def average(scored: Sequence[Graded], facets: Sequence[str]) -> float | None:
+    """Return the accuracy in percent, averaged over the values of the first facet, within each over the next, ...
+
+    Without facets it is the plain share of right answers. Questions that lack a facet do not count; None without any.
+    """
+    if not facets:
+        return 100 * fmean(g.right for g in scored) if scored else None
+    cells: Mapping[str, list[Graded]] = defaultdict(list)
     for g in scored:
-        facets = g.question.facets
-        if category in facets:
-            cells[facets[category]][facets.get(group, "")].append(g.correct)
-    means = [fmean(fmean(cell) for cell in groups.values()) for groups in cells.values()]
-    return 100 * fmean(means) if means else None
+        if facets[0] in g.question.facets:
+            cells[g.question.facets[facets[0]]].append(g)
+    means = [mean for cell in cells.values() if (mean := average(cell, facets[1:])) is not None]
+    return fmean(means) if means else None

@@ -1,7 +1,7 @@
 """BLEU and ROUGE for Chinese as a metric of the `evaluate` library, loaded from this file without a network.
 
 import evaluate
-metric = evaluate.load("path/to/cmexam_tune/scoring/exam_text.py")
+metric = evaluate.load("path/to/cmexam_tune/metrics/exam_text.py")
 metric.compute(predictions=[...], references=[...], unit="char")
 """
 
@@ -10,7 +10,7 @@ from typing import Any
 import datasets  # noqa: TID253 - an `evaluate` module declares its features with it; nothing else imports this file
 import evaluate
 
-from cmexam_tune.scoring import text_metrics
+from cmexam_tune.metrics import text_metrics
 
 _DESCRIPTION = """Corpus BLEU-1/2/4 (sacreBLEU's) and ROUGE-1/2/L (rouge-score's) on Chinese units, in percent."""
 _INPUTS = """

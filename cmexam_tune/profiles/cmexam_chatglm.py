@@ -9,8 +9,8 @@ import re
 from collections.abc import Sequence
 
 from cmexam_tune.core.schema import Question
-from cmexam_tune.scoring.profiles import Profile, Reading, _cmexam
-from cmexam_tune.scoring.text_metrics import PairStatistics
+from cmexam_tune.metrics.text_metrics import PairStatistics
+from cmexam_tune.profiles import Profile, Reading, _cmexam
 
 SCRIPT = "CMExam/evaluate_chatglm_result.py"
 
@@ -39,6 +39,6 @@ PROFILE = Profile(
     statistics=statistics,
     signature=_cmexam.signature(SCRIPT, "jieba", f"{SCRIPT}:prediction", "dropped"),
     smoothing="none",
-    unread="dropped",
+    drops=lambda text, reading: reading.answer is None,
     no_reference="empty",
 )

@@ -9,7 +9,7 @@ smaller of the two. Means over pairs.
 from collections.abc import Callable, Hashable, Sequence
 from itertools import pairwise
 
-from cmexam_tune.scoring.text_metrics import PairStatistics, Rouge, matched, ngram_totals
+from cmexam_tune.metrics.text_metrics import PairStatistics, Rouge, matched, ngram_totals
 
 _NUMBERS = {"#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "NaN", "nan"}
 NAN_STRINGS = _NUMBERS | {"", "<NA>", "N/A", "NA", "NULL", "None", "n/a", "null"}

@@ -10,7 +10,7 @@ questions. One difference: four published gold answers are unsorted, here gold a
 import re
 
 from cmexam_tune.core.schema import Question
-from cmexam_tune.scoring.profiles import Profile, Reading
+from cmexam_tune.profiles import Profile, Reading
 
 SCRIPT = "CMB/src/utils.py:match_choice"
 _CUE = re.compile(r"(?:答案|正确选项)(?:是|：|为|应该是|应该为)(.*?)(?:。|\.|$)", re.S)
@@ -29,7 +29,9 @@ PROFILE = Profile(
     name="cmb",
     summary="first 答案是/为/： else every capital; unreadable = wrong; no text metrics",
     read=read,
-    statistics=None,
     signature={"answer": SCRIPT, "unread": "wrong", "accuracy_macro": "CMB/score.py, mean of the categories"},
-    macro=("exam_type", "exam_class"),
+    averages={"accuracy_classes": ("exam_class",), "accuracy_macro": ("exam_type", "exam_class")},
+    headline="accuracy_macro",
+    styles=("cmb_answer", "cmb_cot"),
+    prompt="以下是中国{exam_type}中{exam_class}考试的一道{question_type}，...",
 )

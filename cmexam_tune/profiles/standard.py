@@ -1,11 +1,14 @@
-"""What this project reports: nothing leaves a denominator, metrics as the libraries define them."""
+"""`standard`, the profile of this project: nothing leaves a denominator, metrics as the libraries define them.
+
+`standard-jieba` and `standard-zh` differ in the units of BLEU and ROUGE only.
+"""
 
 from functools import partial
 
 from cmexam_tune import answers
 from cmexam_tune.core.schema import Question
-from cmexam_tune.scoring.profiles import Profile, Reading
-from cmexam_tune.scoring.text_metrics import pair_statistics, signature
+from cmexam_tune.metrics.text_metrics import pair_statistics, signature
+from cmexam_tune.profiles import Profile, Reading
 
 
 def read(text: str, question: Question) -> Reading:
@@ -13,8 +16,8 @@ def read(text: str, question: Question) -> Reading:
     return Reading(answers.parse(text, question), answers.split_explanation(text))
 
 
-def profile(name: str, unit: str, words: str) -> Profile:
-    """Return the rules with text metrics on another unit: char, jieba or zh (`text_metrics.pair_statistics`)."""
+def with_units(name: str, unit: str, words: str) -> Profile:
+    """Return the standard profile with BLEU and ROUGE on these units."""
     return Profile(
         name=name,
         summary=f"answers.parse; unreadable = wrong; {words}, clipped counts, missing explanation = empty",
@@ -24,4 +27,4 @@ def profile(name: str, unit: str, words: str) -> Profile:
     )
 
 
-PROFILE = profile("standard", "char", "BLEU and ROUGE on characters")
+PROFILE = with_units("standard", "char", "BLEU and ROUGE on characters")

@@ -8,8 +8,8 @@ turns into NaN (empty, "NA", ...) is read as answer and explanation 无答案, a
 from functools import partial
 
 from cmexam_tune.core.schema import Question
-from cmexam_tune.scoring.profiles import Profile, Reading, _cmexam
-from cmexam_tune.scoring.text_metrics import tokenizer
+from cmexam_tune.metrics.text_metrics import tokenizer
+from cmexam_tune.profiles import Profile, Reading, _cmexam
 
 SCRIPT = "CMExam/evaluate_lora_result.py"
 _NO_ANSWER = "无答案"

@@ -20,7 +20,7 @@ SEED = 20230605
 _BLOCK = 50
 
 
-def wilson(successes: int, n: int, level: float = 0.95) -> tuple[float, float]:
+def wilson(successes: float, n: int, level: float = 0.95) -> tuple[float, float]:
     """Return the Wilson score interval of a proportion as (low, high), both from 0 to 1.
 
     Wilson (1927), without continuity correction: it stays inside [0, 1] and holds its level for the small cells of a

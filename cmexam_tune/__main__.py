@@ -1,12 +1,15 @@
 """`cmexam-tune <program> ...` and `python -m cmexam_tune <program> ...`."""
 
 import importlib
+import shlex
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from cmexam_tune import __version__
 from cmexam_tune.core import cli
 from cmexam_tune.core.variants import suggest
+from cmexam_tune.upstream.translation import Script
 
 PROGRAMS = {
     "preprocess": "raw exam files into questions and prompts",
@@ -41,6 +44,22 @@ def main(argv: Sequence[str]) -> int | None:
         return 2
     status: int | None = importlib.import_module(f"cmexam_tune.{argv[0]}").main(argv[1:])
     return status
+
+
+def answer(script: Script) -> NoReturn:
+    """Run the programs that a command line of the original CMExam repository translates to, and exit."""
+
+    def translated(words: Sequence[str]) -> int | None:
+        if set(words) & {"-h", "--help"}:
+            cli.say(script.usage())
+            return 0
+        for command in script.commands(words):
+            cli.note(f"$ cmexam-tune {shlex.join(command)}")
+            if status := main(command):
+                return status
+        return 0
+
+    cli.run(translated)
 
 
 def entry() -> None:

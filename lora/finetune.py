@@ -1,6 +1,7 @@
 """The original `LoRA/finetune.py` command line, answered by `cmexam-tune train`."""
 
-from cmexam_tune.upstream.translation import run
+from cmexam_tune.__main__ import answer
+from cmexam_tune.upstream.translation import Script
 
 RECIPE = "lora_llama_script.yaml"
 FLAGS = {
@@ -23,7 +24,7 @@ FLAGS = {
     "lora_target_modules": "tuning.target_modules",
     "wandb_run_name": "training.run_name",
 }
-GONE = {
+IGNORED = {
     "train_on_inputs": "the loss is on the completion only",
     "group_by_length": "set training.train_sampling_strategy=group_by_length",
     "wandb_project": "set WANDB_PROJECT and training.report_to=wandb",
@@ -31,5 +32,7 @@ GONE = {
     "wandb_log_model": "set WANDB_LOG_MODEL and training.report_to=wandb",
 }
 
+SCRIPT = Script(FLAGS, IGNORED, RECIPE)
+
 if __name__ == "__main__":
-    run(RECIPE, FLAGS, GONE)
+    answer(SCRIPT)

@@ -1,6 +1,7 @@
 """The original `LoRA/infer.py` command line, answered by `cmexam-tune predict`."""
 
-from cmexam_tune.upstream.translation import run
+from cmexam_tune.__main__ import answer
+from cmexam_tune.upstream.translation import Script
 
 RECIPE = "lora_llama_script.yaml"
 FLAGS = {
@@ -16,7 +17,7 @@ FLAGS = {
     "num_beams": "generation.num_beams",
     "max_new_tokens": "generation.max_new_tokens",
 }
-GONE = {
+IGNORED = {
     "load_8bit": "the weights are loaded in the type that the card computes in (model.dtype)",
     "temperature": "had no effect without sampling; with generation.do_sample=true set generation.temperature",
     "top_p": "had no effect without sampling; with generation.do_sample=true set generation.top_p",
@@ -24,5 +25,7 @@ GONE = {
     "num_return_sequences": "one answer for each question",
 }
 
+SCRIPT = Script(FLAGS, IGNORED, RECIPE, predicts=True)
+
 if __name__ == "__main__":
-    run(RECIPE, FLAGS, GONE, predict=True)
+    answer(SCRIPT)

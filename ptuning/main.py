@@ -1,6 +1,7 @@
 """The original `ptuning/main.py` command line, answered by `cmexam-tune train` and `predict`."""
 
-from cmexam_tune.upstream.translation import run
+from cmexam_tune.__main__ import answer
+from cmexam_tune.upstream.translation import Script
 
 RECIPE = "ptuning_chatglm_script.yaml"
 FLAGS = {
@@ -18,18 +19,20 @@ FLAGS = {
     "prefix_projection": "tuning.prefix_projection",
     "ptuning_checkpoint": "@run",
     "output_dir": "out",
-    "overwrite_output_dir": "@overwrite",
     "gradient_accumulation_steps": "@accumulation",
     "per_device_eval_batch_size": "training.per_device_eval_batch_size generation.batch_size",
     "num_beams": "generation.num_beams",
 }
-GONE = {
+IGNORED = {
     "prompt_column": "prompts are rendered from questions by prompt.style",
     "response_column": "completions are rendered from questions by prompt.style",
     "overwrite_cache": "the cache knows its data, tokenizer and settings",
     "predict_with_generate": "predict always writes answers",
+    "overwrite_output_dir": "a run that is started again resumes; to begin anew, name another --output_dir",
     "resume_from_checkpoint": "a run that is started again resumes by itself",
 }
 
+SCRIPT = Script(FLAGS, IGNORED, RECIPE)
+
 if __name__ == "__main__":
-    run(RECIPE, FLAGS, GONE)
+    answer(SCRIPT)

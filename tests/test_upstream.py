@@ -15,7 +15,7 @@ import pytest
 from cmexam_tune import tiny
 from cmexam_tune.core import config, jsonl
 from cmexam_tune.core.config import external
-from cmexam_tune.core.errors import ConfigError, DataError
+from cmexam_tune.core.errors import ConfigError, DataError, UserError
 from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.upstream import translation
 
@@ -46,8 +46,6 @@ FINETUNE_PY = """val_set_size sample lora_dropout train_on_inputs group_by_lengt
 save_total_limit wandb_project wandb_watch wandb_log_model"""
 INFER_PY = "load_8bit output_dir temperature top_p top_k num_return_sequences"
 
-Call = tuple[str, list[str]]
-
 
 def shim(name: str) -> dict[str, Any]:
     return runpy.run_path(str(ROOT / name))
@@ -55,13 +53,6 @@ def shim(name: str) -> dict[str, Any]:
 
 def names(line: str) -> set[str]:
     return set(re.findall(r"--(\w+)", line))
-
-
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
-    made: list[Call] = []
-    monkeypatch.setattr(translation, "_call", lambda program, arguments: made.append((program, list(arguments))))
-    return made
 
 
 @pytest.fixture
@@ -74,13 +65,14 @@ def data(tmp_path: Path) -> Path:
     return folder
 
 
-def translated(name: str, line: str, calls: list[Call], **places: Any) -> tuple[str, list[str]]:
-    module = shim(name)
-    words = shlex.split(line.format(**places))
-    with pytest.raises(SystemExit) as done:
-        translation.run(module["RECIPE"], module["FLAGS"], module["GONE"], words, predict="infer" in name)
-    assert done.value.code == 0
-    return calls[-1]
+def translated(name: str, line: str, **places: Any) -> tuple[str, list[str]]:
+    script: translation.Script = shim(name)["SCRIPT"]
+    (command,) = script.commands(shlex.split(line.format(**places)))
+    return command[0], command[1:]
+
+
+def after(arguments: Sequence[str], flag: str) -> str:
+    return arguments[arguments.index(flag) + 1]
 
 
 def overrides(arguments: Sequence[str]) -> list[str]:
@@ -97,13 +89,13 @@ def overrides(arguments: Sequence[str]) -> list[str]:
 )
 def test_every_released_flag_is_known(name: str, released: set[str]) -> None:
     module = shim(name)
-    assert released <= {*module["FLAGS"], *module["GONE"], *external.training()}
-    assert not set(module["FLAGS"]) & set(module["GONE"])
+    assert released <= {*module["FLAGS"], *module["IGNORED"], *external.training()}
+    assert not set(module["FLAGS"]) & set(module["IGNORED"])
 
 
 @pytest.mark.parametrize("name", ["ptuning/main.py", "lora/finetune.py"])
-def test_without_flags_it_is_the_recipe(name: str, calls: list[Call]) -> None:
-    program, arguments = translated(name, "", calls)
+def test_without_flags_it_is_the_recipe(name: str) -> None:
+    program, arguments = translated(name, "")
     recipe = shim(name)["RECIPE"]
     assert (program, arguments) == ("train", ["--config", recipe])
     assert config.load_config(recipe, overrides(arguments)) == config.load_config(recipe)
@@ -118,9 +110,9 @@ def test_shims_hold_tables_only(name: str) -> None:
     assert "def " not in text and "class " not in text
 
 
-def test_train_sh(data: Path, calls: list[Call]) -> None:
-    program, arguments = translated("ptuning/main.py", TRAIN_SH, calls, data=data, model="x/y", out="o")
-    assert program == "train" and "--overwrite" in arguments
+def test_train_sh(data: Path) -> None:
+    program, arguments = translated("ptuning/main.py", TRAIN_SH, data=data, model="x/y", out="o")
+    assert program == "train" and "--overwrite" not in arguments, "started again after a kill it must resume"
     got = config.load_config("ptuning_chatglm_script.yaml", overrides(arguments))
     assert got.data.train == (str(data / "train.questions.jsonl"),)
     assert (got.prompt.style, got.prompt.max_source_length, got.prompt.max_target_length) == ("1", 256, 256)
@@ -129,9 +121,9 @@ def test_train_sh(data: Path, calls: list[Call]) -> None:
     assert (got.tuning.method, got.tuning.settings.num_virtual_tokens, got.out) == ("ptuning", 128, "o")
 
 
-def test_the_released_script_is_the_script_recipe(data: Path, calls: list[Call]) -> None:
+def test_the_released_script_is_the_script_recipe(data: Path) -> None:
     """train.sh states what ptuning_chatglm_script.yaml states, but for places, style's id and where it reports."""
-    _, arguments = translated("ptuning/main.py", TRAIN_SH, calls, data=data, model="THUDM/chatglm-6b", out="o")
+    _, arguments = translated("ptuning/main.py", TRAIN_SH, data=data, model="THUDM/chatglm-6b", out="o")
     got = config.load_config("ptuning_chatglm_script.yaml", overrides(arguments)).to_dict()
     want = config.load_config("ptuning_chatglm_script.yaml").to_dict()
     differ = {f"{s}.{k}" for s in want if s != "out" for k in {*got[s], *want[s]} if got[s].get(k) != want[s].get(k)}
@@ -139,8 +131,8 @@ def test_the_released_script_is_the_script_recipe(data: Path, calls: list[Call])
     assert differ <= places | {"training.per_device_eval_batch_size", "generation.batch_size", "training.report_to"}
 
 
-def test_finetune_sh(data: Path, calls: list[Call]) -> None:
-    program, arguments = translated("lora/finetune.py", ALPACA, calls, data=data, model="x/y", out="o")
+def test_finetune_sh(data: Path) -> None:
+    program, arguments = translated("lora/finetune.py", ALPACA, data=data, model="x/y", out="o")
     got = config.load_config("lora_llama_script.yaml", overrides(arguments))
     assert program == "train"
     assert (got.prompt.style, got.prompt.template, got.model.adapter_name_or_path) == (
@@ -150,23 +142,21 @@ def test_finetune_sh(data: Path, calls: list[Call]) -> None:
     assert (got.training.global_batch_size, got.training.arguments["num_train_epochs"]) == (128, 1)
 
 
-def test_predictions_by_run_adapter_or_nothing(data: Path, calls: list[Call], tmp_path: Path) -> None:
+def test_predictions_by_run_adapter_or_nothing(data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     (run / "checkpoint-34900").mkdir(parents=True)
     (run / "config.yaml").write_text("out: x\n")
-    _, got = translated("lora/infer.py", INFER_SH, calls, data=data, model="x/y", run=run)
-    assert got[:2] == ["--run", str(run)] and "generation.max_new_tokens=32" in got
-    assert got[got.index("--out") + 1] == "output/LLaMA-CMExam-1.jsonl"
-    assert got[got.index("--questions") + 1] == str(data / "test.questions.jsonl")
-    _, got = translated("lora/infer.py", INFER_SH, calls, data=data, model="x/y", run="some/adapter")
-    assert got[:2] == ["--config", "lora_llama_script.yaml"] and "model.adapter_name_or_path=some/adapter" in got
+    _, got = translated("lora/infer.py", INFER_SH, data=data, model="x/y", run=run)
+    assert after(got, "--run") == str(run) and "generation.max_new_tokens=32" in got
+    assert after(got, "--out") == "output/LLaMA-CMExam-1.jsonl"
+    assert after(got, "--questions") == str(data / "test.questions.jsonl")
+    _, got = translated("lora/infer.py", INFER_SH, data=data, model="x/y", run="some/adapter")
+    assert after(got, "--config") == "lora_llama_script.yaml" and "model.adapter_name_or_path=some/adapter" in got
     off = INFER_SH.replace("--use_lora True", "--use_lora False")
-    _, got = translated("lora/infer.py", off, calls, data=data, model="x/y", run="some/adapter")
-    assert got[0] == "--config" and not [word for word in got if "adapter" in word]
-    _, got = translated(
-        "ptuning/main.py", PREDICTION_SH, calls, data=data, model="x", out="o", run=run / "checkpoint-34900"
-    )
-    assert got[:2] == ["--run", str(run)] and got[got.index("--out") + 1] == "o/generated_predictions.jsonl"
+    _, got = translated("lora/infer.py", off, data=data, model="x/y", run="some/adapter")
+    assert "--config" in got and not [word for word in got if "adapter" in word]
+    _, got = translated("ptuning/main.py", PREDICTION_SH, data=data, model="x", out="o", run=run / "checkpoint-34900")
+    assert after(got, "--run") == str(run) and after(got, "--out") == "o/generated_predictions.jsonl"
 
 
 @pytest.mark.parametrize(
@@ -174,15 +164,14 @@ def test_predictions_by_run_adapter_or_nothing(data: Path, calls: list[Call], tm
     [
         ("--lora_rr 8", "--lora_rr: unknown flag, did you mean 'lora_r'?"),
         ("8", "a value without a flag"),
+        ("--per_device_train_batch_size x", "--per_device_train_batch_size x: a whole number"),
         ("--data_path nowhere/train_prompt.json", "generate_prompt.py --filepath nowhere/train.csv"),
     ],
 )
-def test_wrong_command_lines(line: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    module = shim("lora/finetune.py")
-    with pytest.raises(SystemExit) as done:
-        translation.run(module["RECIPE"], module["FLAGS"], module["GONE"], shlex.split(line))
-    assert done.value.code == 2
-    assert message in capsys.readouterr().err
+def test_wrong_command_lines(line: str, message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        shim("lora/finetune.py")["SCRIPT"].commands(shlex.split(line))
+    assert message in str(caught.value)
 
 
 def test_parse() -> None:
@@ -197,15 +186,28 @@ def test_parse() -> None:
 
 
 def test_questions_behind_a_file(data: Path, tmp_path: Path) -> None:
+    line = translation._Translation({}, translation.Script({}))
     own = str(data / "train.questions.jsonl")
-    assert translation.questions(own) == (own, None)
+    assert line.questions(own) == (own, None)
     (data / "train_prompt_4.json").write_text('{"prompt": "p", "completion": "c", "id": "4"}\n')
-    assert translation.questions(str(data / "train_prompt_4.json")) == (own, "4")
-    assert translation.questions(str(data / "train.json")) == (own, None)
+    assert line.questions(str(data / "train_prompt_4.json")) == (own, "4")
+    assert line.questions(str(data / "train.json")) == (own, None)
     lonely = tmp_path / "prompts.json"
     lonely.write_text('{"prompt": "p", "completion": "c"}\n')
     with pytest.raises(DataError, match="rendered prompts only"):
-        translation.questions(str(lonely))
+        line.questions(str(lonely))
+
+
+def test_a_csv_is_preprocessed_first_and_what_was_trained_predicts(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.csv").write_text("Question,Options,Answer,Explanation\n")
+    words = f"--do_train --do_predict --train_file {tmp_path}/train_prompt_1.json --test_file {tmp_path}/test.csv"
+    first, second, train, predict = shim("ptuning/main.py")["SCRIPT"].commands([*words.split(), "--output_dir", "o"])
+    assert first[:4] == ["preprocess", "cmexam", "--input", str(tmp_path / "train.csv")]
+    assert second[3] == str(tmp_path / "test.csv")
+    assert train[0] == "train" and f"data.train={tmp_path}/train.questions.jsonl" in train
+    assert predict[0] == "predict" and after(predict, "--run") == "o"
+    assert after(predict, "--questions") == f"{tmp_path}/test.questions.jsonl"
 
 
 def sh(*command: object) -> str:

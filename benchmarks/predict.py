@@ -87,7 +87,7 @@ def original(loaded: Loaded, questions: Sequence[Question], setup: Config) -> It
     """One question at a time, padded or cut to 256 tokens, up to 256 new tokens."""
     tokenizer: Any = loaded.tokenizer
     tokenizer.padding_side = "left"
-    for item in decode.ask(llama.codec, loaded, questions, setup):
+    for item in llama.decoder(loaded, setup).ask(decode.plainly(questions, setup)):
         inputs = tokenizer.pad({"input_ids": [item.ids[:WIDTH]]}, padding="max_length", max_length=WIDTH)
         tensors = {
             name: torch.tensor(inputs[name], device=loaded.model.device) for name in ("input_ids", "attention_mask")

@@ -1,6 +1,5 @@
 """`cmexam-tune chat`: ask a trained model questions in the terminal."""
 
-import dataclasses
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +10,7 @@ from cmexam_tune import prompts
 from cmexam_tune.core import cli, variants
 from cmexam_tune.core.config import Config
 from cmexam_tune.core.errors import UserError
-from cmexam_tune.core.schema import Example, Question
+from cmexam_tune.core.schema import Question, Turn
 from cmexam_tune.exams._cells import Cells, Unreadable
 
 if TYPE_CHECKING:
@@ -58,42 +57,30 @@ def reply(config: Config, loaded: "Loaded", messages: Messages) -> Reply:
     Raises:
         UserError: the last message is not the user's, or unusable generation settings.
     """
-    from cmexam_tune.models import causal, decode
-
     if not messages or messages[-1]["role"] != "user":
         raise UserError("the last message must have the role user.")
-    codec: Any = variants.load("families", config.model.family).codec
-    if not isinstance(codec, causal.Codec):  # families with several releases choose one by the tokenizer
-        codec = codec(loaded.tokenizer, config.prompt)
-    ids = _prompt_ids(config, loaded, messages, codec)
-    nothing = Question("chat", "?", {"A": "?", "B": "?"}, None)
-    answered = next(decode.generate(codec, loaded, [decode.Asked(nothing, ids)], config))
-    text = answered.text.strip()
-    return Reply(text, len(ids), len(loaded.tokenizer(text, add_special_tokens=False)["input_ids"]))
+    written = next(_decoder(config, loaded).write([_asked(config, loaded, messages)]))
+    return Reply(written.text.strip(), written.prompt_tokens, written.tokens)
 
 
 def remembers(config: Config, loaded: "Loaded") -> bool:
     """Return whether the model's template has a form for earlier turns; else every message stands for itself."""
-    return config.prompt.template != "auto" or bool(loaded.tokenizer.chat_template)
+    return bool(_decoder(config, loaded).codec.remembers)
 
 
-def _prompt_ids(config: Config, loaded: "Loaded", messages: Messages, codec: Any) -> list[int]:
-    style, tokenizer = config.prompt.style, loaded.tokenizer
-    turns = [{**m, "content": _ask(m["content"], style) if m["role"] == "user" else m["content"]} for m in messages]
-    template, last = config.prompt.template, turns[-1]["content"]
-    if template == "auto" and tokenizer.chat_template:
-        if config.prompt.system and turns[0]["role"] != "system":
-            turns.insert(0, {"role": "system", "content": config.prompt.system})
-        text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-        ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
-        return ids
-    spoken = [turn for turn in turns[:-1] if turn["role"] != "system"]
-    history = [Example("", a["content"], b["content"], style) for a, b in zip(spoken[::2], spoken[1::2], strict=False)]
-    if history and remembers(config, loaded):
-        system = next((turn["content"] for turn in turns if turn["role"] == "system"), config.prompt.system)
-        last = prompts.wrap(last, template, system, history)
-        return list(codec.source_ids(tokenizer, [last], dataclasses.replace(config.prompt, template="none"))[0])
-    return list(codec.source_ids(tokenizer, [last], config.prompt)[0])
+def _decoder(config: Config, loaded: "Loaded") -> Any:
+    family: Any = variants.load("families", config.model.family)
+    return family.decoder(loaded, config)
+
+
+def _asked(config: Config, loaded: "Loaded", messages: Messages) -> prompts.Asked:
+    style = config.prompt.style
+    spoken = [m["content"] if m["role"] == "assistant" else _ask(m["content"], style)
+              for m in messages if m["role"] != "system"]  # fmt: skip
+    turns = tuple(Turn(*pair) for pair in zip(spoken[:-1:2], spoken[1::2], strict=False))
+    system = next((m["content"] for m in messages if m["role"] == "system"), None)
+    nothing = Question("chat", "?", {"A": "?", "B": "?"}, None)
+    return prompts.Asked(nothing, lambda question: spoken[-1], turns if remembers(config, loaded) else (), system)
 
 
 def _ask(text: str, style: str) -> str:

@@ -69,9 +69,9 @@ def test_likelihood_is_the_sum_of_token_log_probabilities(model: tuple[Loaded, C
     loaded, config = model
     config = replace(set_generation(config, answer_sets=sets, batch_size=3), prompt=replace(config.prompt, style=style))
     some = questions(4) if sets == "single" else questions(2)
-    asked = decode.ask(llama.codec, loaded, some, config)
-    for item, scores in decode.likelihoods(llama.codec, loaded, asked, config):
-        answers = decode.legal_answers(llama.codec, loaded, item.question, config)
+    decoder = llama.decoder(loaded, config)
+    for item, scores in decoder.likelihoods(decode.plainly(some, config)):
+        answers = decoder.legal_answers(item.question)
         assert set(scores) == set(answers) == set(legal.letter_sets(item.question, config))
         for letters, ids in answers.items():
             with torch.no_grad():
@@ -117,8 +117,9 @@ def test_constrained_takes_the_best_legal_token_at_each_step(model: tuple[Loaded
     loaded, config = model
     config = set_generation(config, mode="constrained", answer_sets="multiple")
     for q in questions(3):
-        (item,) = decode.ask(llama.codec, loaded, [q], config)
-        legal = list(decode.legal_answers(llama.codec, loaded, q, config).values())
+        decoder = llama.decoder(loaded, config)
+        (item,) = decoder.ask(decode.plainly([q], config))
+        legal = list(decoder.legal_answers(q).values())
         start = len(item.ids)
 
         def allowed(_: int, ids: torch.Tensor, start: int = start, legal: list[list[int]] = legal) -> list[int]:
@@ -140,7 +141,7 @@ def test_constrained_takes_the_best_legal_token_at_each_step(model: tuple[Loaded
 def test_generate_is_greedy_and_equals_a_loop_without_cache(model: tuple[Loaded, Config]) -> None:
     loaded, config = model
     for q in questions(3):
-        (item,) = decode.ask(llama.codec, loaded, [q], config)
+        (item,) = llama.decoder(loaded, config).ask(decode.plainly([q], config))
         ids = list(item.ids)
         for _ in range(8):
             with torch.no_grad():
@@ -173,7 +174,7 @@ def test_a_letter_that_starts_others_is_ended() -> None:
     """Without an end A would always win over AC."""
     config = set_generation(make_config(), answer_sets="multiple")
     loaded = llama.load(config.model)
-    legal = decode.legal_answers(llama.codec, loaded, question(1), config)
+    legal = llama.decoder(loaded, config).legal_answers(question(1))
     for one, other in itertools.permutations(legal.values(), 2):
         assert other[: len(one)] != one
     assert all(row[-1] == loaded.tokenizer.eos_token_id for row in legal.values())
@@ -186,9 +187,7 @@ def test_prior_normalisation_takes_off_what_a_blank_question_gives(model: tuple[
     blank = replace(q, stem="…", options=dict.fromkeys(q.options, "…"))
 
     def scores(which: Question) -> dict[str, float]:
-        ((_, found),) = decode.likelihoods(
-            llama.codec, loaded, decode.ask(llama.codec, loaded, [which], config), config
-        )
+        ((_, found),) = llama.decoder(loaded, config).likelihoods(decode.plainly([which], config))
         return found
 
     mine, prior = scores(q), scores(blank)
@@ -254,10 +253,10 @@ def test_chatglm_answers_in_all_three_ways(family: str, method: str) -> None:
         ]
         assert found[0] == found[1] == found[2], mode
         assert mode == "generate" or all(p.answer for p in found[0].values())
-    codec = chatglm.codec(tokenizer, config.prompt)
-    lead = codec.generation_prefix(tokenizer)
-    for item, scores in decode.likelihoods(codec, loaded, decode.ask(codec, loaded, asked[:3], config), config):
-        for letters, ids in decode.legal_answers(codec, loaded, item.question, config).items():
+    decoder = chatglm.decoder(loaded, config)
+    lead = decoder.codec.lead
+    for item, scores in decoder.likelihoods(decode.plainly(asked[:3], config)):
+        for letters, ids in decoder.legal_answers(item.question).items():
             with torch.no_grad():
                 logs = torch.log_softmax(
                     tuned_model(input_ids=torch.tensor([item.ids + lead + ids])).logits[0].float(), -1

@@ -7,7 +7,7 @@ import pytest
 
 from cmexam_tune import prompts
 from cmexam_tune.core.errors import ConfigError, DataError
-from cmexam_tune.core.schema import Example, Question
+from cmexam_tune.core.schema import Example, Question, Turn
 
 OPTIONS = {"A": "0.5 mg/kg", "B": "1 mg/kg", "C": "肝", "D": "以上均非"}
 ONE = Question("t:1", "成人首剂是", OPTIONS, "B", "说明书。")
@@ -221,4 +221,4 @@ def test_fewshot_draws_from_the_same_class_and_by_the_seed():
     ],
 )
 def test_fewshot_in_wrappers(name, text):
-    assert prompts.wrap("Q", name, examples=[Example("x", "q", "a", "cmb_answer")]) == text
+    assert prompts.wrap("Q", name, turns=[Turn("q", "a")]) == text

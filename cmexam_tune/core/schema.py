@@ -64,7 +64,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Turn:
-    """One question about a case and the reference text that answers it."""
+    """One question and the text that answers it: of a case (CMB-Clin), a worked example, a round of a conversation."""
 
     question: str
     answer: str

@@ -11,8 +11,9 @@ from cmexam_tune.core.config import Config, ModelConfig, PromptConfig
 from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.models import Loaded
 from cmexam_tune.models.features import Encoded
+from cmexam_tune.prompts import Asked
 
-__all__ = ["Classifier", "Family", "Loaded"]
+__all__ = ["Answers", "Classifier", "Family", "Loaded", "Writer"]
 
 if TYPE_CHECKING:
     import torch
@@ -33,8 +34,10 @@ class Family(Protocol):
     def prefix_shifts_positions(self) -> bool:
         """Whether real tokens are counted from after the P-tuning prefix (as PEFT does) or from 0 (as ChatGLM does)."""
 
-    def load(self, model: ModelConfig, questions: Sequence[Question] | None = None) -> Loaded:
+    def load(self, model: ModelConfig, questions: Sequence[Question] | None = None, device: str = "cpu") -> Loaded:
         """Load model and tokenizer; `questions` (training) fixes the labels of a new classification head.
+
+        On the device `meta` the model has every shape and no weights.
 
         Raises:
             UserError: the path does not exist, or holds a model of another kind.
@@ -50,6 +53,20 @@ class Family(Protocol):
 
     def answer(self, loaded: Loaded, questions: Sequence[Question], config: Config) -> Iterator[Prediction]:
         """Yield one prediction for each question, in an order of the family's choice."""
+
+
+class Answers(Protocol):
+    """What answers: `cmexam_tune.models.decode.Decoder`, or a model behind an address."""
+
+    def answer(self, asked: Sequence[Asked]) -> Iterator[Prediction]:
+        """Yield one prediction for each question, in an order of its choice; ids are distinct."""
+
+
+class Writer(Family, Protocol):
+    """What a family whose task is `generate` provides beside that."""
+
+    def decoder(self, loaded: Loaded, config: Config) -> Answers:
+        """Bind a model to its template and to a configuration; costs nothing."""
 
 
 class Classifier(Family, Protocol):

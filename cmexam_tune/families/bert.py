@@ -13,6 +13,7 @@ from torch.nn import functional
 from transformers import AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedTokenizerBase
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
 )
 
@@ -31,7 +32,7 @@ THRESHOLD = 0.5
 """Probability from which an option belongs to the answer; the best one always does."""
 
 
-def load(model: ModelConfig, questions: Sequence[Question] | None = None) -> Loaded:
+def load(model: ModelConfig, questions: Sequence[Question] | None = None, device: str = "cpu") -> Loaded:
     """Load an encoder with a classification head.
 
     A new head of `label` or `multilabel` takes its labels from `questions`; a head that was trained here brings them
@@ -57,12 +58,13 @@ def load(model: ModelConfig, questions: Sequence[Question] | None = None) -> Loa
     config.num_labels = len(labels)
     config.id2label = dict(enumerate(labels))
     config.label2id = {label: i for i, label in enumerate(labels)}
-    classifier: Any = AutoModelForSequenceClassification._model_mapping[type(config)]
+    classifier: Any = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING[type(config)]
     prefix = classifier.base_model_prefix + "."
     encoder = checkpoint.read_weights(
         AutoModelForSequenceClassification,
         model,
         config,
+        device,
         # The head is new unless it was trained here; models tuned only on masked words have no pooler.
         lambda key: stored is None and (not key.startswith(prefix) or ".pooler." in key),
     )

@@ -1,5 +1,6 @@
 """Decoders that transformers loads by itself: LLaMA, Alpaca, Vicuna, Huatuo, Qwen, Baichuan2, InternLM2, GLM-4, ..."""
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -15,15 +16,18 @@ from cmexam_tune.core.config import Config, ModelConfig, PromptConfig
 from cmexam_tune.core.errors import ConfigError, UserError, first_line
 from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.families import Loaded
-from cmexam_tune.models import causal, checkpoint, decode
+from cmexam_tune.models import causal, checkpoint
+from cmexam_tune.models.causal import Codec
+from cmexam_tune.models.decode import Decoder, plainly
 from cmexam_tune.models.features import Encoded, Ids
+from cmexam_tune.prompts import Dialogue
 
 task: Literal["generate"] = "generate"
 lora_targets: tuple[str, ...] = ("q_proj", "v_proj")
 prefix_shifts_positions = True
 
 
-def load(model: ModelConfig, questions: Sequence[Question] | None = None) -> Loaded:
+def load(model: ModelConfig, questions: Sequence[Question] | None = None, device: str = "cpu") -> Loaded:
     """Load a decoder; an adapter in `model.adapter_name_or_path` is merged into it.
 
     Raises:
@@ -39,7 +43,7 @@ def load(model: ModelConfig, questions: Sequence[Question] | None = None) -> Loa
         raise UserError(f"{name}: is an encoder ({kind}). Set model.family=bert, or name a decoder.")
     if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not model.trust_remote_code:
         raise UserError(f"{name}: transformers has no text-generating model for type {kind!r}.")
-    decoder = checkpoint.read_weights(AutoModelForCausalLM, model, config)
+    decoder = checkpoint.read_weights(AutoModelForCausalLM, model, config, device)
     tokenizer = checkpoint.read_tokenizer(model)
     if model.adapter_name_or_path is not None:
         decoder, tokenizer = merge_adapter(decoder, tokenizer, model)
@@ -80,32 +84,44 @@ def merge_adapter(
     return merged, tokenizer
 
 
-def source_ids(tokenizer: PreTrainedTokenizerBase, texts: list[str], prompt: PromptConfig) -> list[Ids]:
-    """Return prompts as ids, in the model's chat template or the wrapper that `prompt.template` names."""
+def codec(tokenizer: PreTrainedTokenizerBase, prompt: PromptConfig, model: ModelConfig) -> Codec:
+    """Return how a model with this tokenizer is asked: `auto` is its chat template if it has one, else no wrapper."""
+    targets = functools.partial(target_ids, tokenizer)
     if prompt.template == "auto" and tokenizer.chat_template:
-        system = [{"role": "system", "content": prompt.system}] if prompt.system else []
-        turns = [[*system, {"role": "user", "content": text}] for text in texts]
-        wrapped: Any = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-        chat: list[Ids] = tokenizer(wrapped, add_special_tokens=False)["input_ids"]
-        return chat
-    template = "none" if prompt.template == "auto" else prompt.template
-    wrapped = [prompts.wrap(text, template, prompt.system) for text in texts]
-    rows: list[Ids] = tokenizer(wrapped)["input_ids"]
+        return Codec(functools.partial(chat_ids, tokenizer), targets)
+    template = prompts.template("none" if prompt.template == "auto" else prompt.template)
+    return Codec(
+        lambda dialogues: source_ids(tokenizer, [template.text(dialogue) for dialogue in dialogues]),
+        targets,
+        stop=template.stop,
+        remembers=template.remembers,
+    )
+
+
+def chat_ids(tokenizer: PreTrainedTokenizerBase, dialogues: Sequence[Dialogue]) -> list[Ids]:
+    """Return prompts as ids, in the model's chat template."""
+    wrapped: Any = tokenizer.apply_chat_template(
+        [dialogue.messages() for dialogue in dialogues], tokenize=False, add_generation_prompt=True
+    )
+    rows: list[Ids] = tokenizer(wrapped, add_special_tokens=False)["input_ids"]
+    return rows
+
+
+def source_ids(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[Ids]:
+    """Return prompts as ids, with what the tokenizer puts in front and without EOS."""
+    rows: list[Ids] = tokenizer(texts)["input_ids"]
     return [row[:-1] if row and row[-1] == tokenizer.eos_token_id else row for row in rows]
 
 
-def target_ids(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[Ids]:
+def target_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[Ids]:
     """Return completions as ids with EOS, tokenised apart from the prompt so that no token spans the boundary."""
-    rows: list[Ids] = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    rows: list[Ids] = tokenizer(list(texts), add_special_tokens=False)["input_ids"]
     return [[*row, int(tokenizer.eos_token_id)] for row in rows]
-
-
-codec = causal.Codec(source_ids, target_ids, generation_prefix=lambda tokenizer: [])
 
 
 def encode(loaded: Loaded, questions: Sequence[Question], prompt: PromptConfig, model: ModelConfig) -> Encoded:
     """Return training rows; see `causal.encode`."""
-    return causal.encode(codec, loaded, questions, prompt)
+    return causal.encode(codec(loaded.tokenizer, prompt, model), questions, prompt)
 
 
 def collate(loaded: Loaded, groups: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, torch.Tensor]:
@@ -124,6 +140,11 @@ def collate(loaded: Loaded, groups: Sequence[Sequence[Mapping[str, Any]]]) -> di
     return batch
 
 
+def decoder(loaded: Loaded, config: Config) -> Decoder:
+    """Return what lets the model write."""
+    return Decoder(codec(loaded.tokenizer, config.prompt, config.model), loaded, config)
+
+
 def answer(loaded: Loaded, questions: Sequence[Question], config: Config) -> Iterator[Prediction]:
-    """Yield one prediction for each question; see `decode.answer`."""
-    return decode.answer(codec, loaded, questions, config)
+    """Yield one prediction for each question; see `Decoder.answer`."""
+    return decoder(loaded, config).answer(plainly(questions, config))

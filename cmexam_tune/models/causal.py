@@ -1,39 +1,42 @@
 """What all decoders share: training rows and batches (padded or packed); a family brings its `Codec`."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from cmexam_tune.core.config import PromptConfig
 from cmexam_tune.core.schema import Question
 from cmexam_tune.models import Loaded, features
 from cmexam_tune.models.features import IGNORE_INDEX, Encoded, Ids
+from cmexam_tune.prompts import Dialogue
 
 
 @dataclass(frozen=True)
 class Codec:
-    """How a family writes prompts and completions as tokens."""
+    """How a model writes prompts and completions as tokens: `prompt.template` resolved by the model's family."""
 
-    source_ids: Callable[[PreTrainedTokenizerBase, list[str], PromptConfig], list[Ids]]
+    sources: Callable[[Sequence[Dialogue]], list[Ids]]
     """Prompts with every special token before the first token that carries a label."""
-    target_ids: Callable[[PreTrainedTokenizerBase, list[str]], list[Ids]]
-    """Completions as they are labelled: what the family puts in front (v1: sop), the text, EOS."""
-    generation_prefix: Callable[[PreTrainedTokenizerBase], Ids]
-    """The tokens of `target_ids` before its text: given at prediction, not generated."""
+    targets: Callable[[Sequence[str]], list[Ids]]
+    """Completions as they are labelled: `lead`, the text, EOS."""
+    lead: Ids = field(default_factory=list)
+    """What stands in front of a completion (v1: sop): given at prediction, not generated."""
+    stop: tuple[str, ...] = ()
+    """Strings that open a turn of the user: a model that writes one has ended its answer."""
+    remembers: bool = True
+    """Whether a prompt can hold earlier turns."""
 
 
-def encode(codec: Codec, loaded: Loaded, questions: Sequence[Question], prompt: PromptConfig) -> Encoded:
+def encode(codec: Codec, questions: Sequence[Question], prompt: PromptConfig) -> Encoded:
     """Return training rows with `question_id`, `input_ids` and `labels`, within the prompt's limits."""
-    tokenizer = loaded.tokenizer
     return features.encode(
         questions,
         prompt.style,
         (prompt.max_source_length, prompt.max_target_length),
-        lambda texts: codec.source_ids(tokenizer, texts, prompt),
-        lambda texts: codec.target_ids(tokenizer, texts),
+        lambda texts: codec.sources([Dialogue(text, (), prompt.system) for text in texts]),
+        codec.targets,
     )
 
 
@@ -64,3 +67,11 @@ def collate(loaded: Loaded, groups: Sequence[Sequence[Mapping[str, Any]]]) -> di
         positions[i, start:] = torch.arange(width - start)
     extra = {"position_ids": positions} if packed else {"attention_mask": mask}
     return {"input_ids": ids, "labels": labels, **extra}
+
+
+def left_padded(rows: Sequence[Ids], pad: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return ids and attention mask, both [rows, longest], of prompts that end together."""
+    width = max(len(row) for row in rows)
+    ids = torch.tensor([[pad] * (width - len(row)) + row for row in rows], device=device)
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=device)
+    return ids, mask

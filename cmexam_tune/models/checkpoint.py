@@ -1,12 +1,10 @@
 """Opening checkpoints: every way in which a path can be wrong becomes one clear message."""
 
-import contextlib
-import contextvars
 import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -36,18 +34,6 @@ LOADING = (OSError, RuntimeError, ValueError, KeyError, ImportError, SafetensorE
 
 VOLATILE = ("name_or_path", "is_local", "_commit_hash", "local_files_only")
 """What a saved tokenizer says of where it came from."""
-
-_shapes_only: contextvars.ContextVar[bool] = contextvars.ContextVar("shapes_only", default=False)
-
-
-@contextlib.contextmanager
-def shapes_only() -> Iterator[None]:
-    """Let `read_weights` make models on the meta device: every shape, no weights, no memory."""
-    token = _shapes_only.set(True)
-    try:
-        yield
-    finally:
-        _shapes_only.reset(token)
 
 
 def raw_config(model: ModelConfig) -> dict[str, Any]:
@@ -149,15 +135,19 @@ def tokenizer_hash(tokenizer: Any) -> str:
 
 
 def read_weights(
-    auto: Any, model: ModelConfig, config: PreTrainedConfig, may_miss: Callable[[str], bool] = lambda key: False
+    auto: Any,
+    model: ModelConfig,
+    config: PreTrainedConfig,
+    device: str = "cpu",
+    may_miss: Callable[[str], bool] = lambda key: False,
 ) -> PreTrainedModel:
-    """Return the model with the checkpoint's weights.
+    """Return the model with the checkpoint's weights on `device`; on `meta` it has every shape and no weights.
 
     Raises:
         UserError: files are missing or damaged, or a weight that `may_miss` does not allow to be new is not there.
     """
     name = model.model_name_or_path
-    if _shapes_only.get():
+    if device == "meta":
         make = auto._from_config if issubclass(auto, PreTrainedModel) else auto.from_config
         with torch.device("meta"):
             shapes: PreTrainedModel = make(config, dtype=dtype(model), attn_implementation=model.attn_implementation)
@@ -172,6 +162,8 @@ def read_weights(
             config=config,
             dtype=dtype(model),
             attn_implementation=model.attn_implementation,
+            # Straight to a card, so that processes that share a machine do not fill its memory first.
+            device_map=None if device == "cpu" else {"": device},
             output_loading_info=True,
             **_source(model),
         )

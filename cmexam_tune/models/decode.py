@@ -2,252 +2,255 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from peft import PeftModel
-from transformers import GenerationConfig, PreTrainedTokenizerBase, StoppingCriteria, StoppingCriteriaList
+from transformers import GenerationConfig
 
 from cmexam_tune import answers, prompts
 from cmexam_tune.core.config import Config
-from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.core.schema import Prediction, Question
-from cmexam_tune.models import Loaded, features, legal
-from cmexam_tune.models.causal import Codec
+from cmexam_tune.models import Loaded, features, legal, writing
+from cmexam_tune.models.causal import Codec, left_padded
 from cmexam_tune.models.features import Ids
-from cmexam_tune.prompts import templates
+from cmexam_tune.prompts import Asked
 
 BLANK = "…"
 """Stands for stem and options in the prompt that prior normalisation compares with."""
 
 
-@dataclass(frozen=True)
-class Asked:
-    """A question with its prompt as ids."""
+def plainly(questions: Sequence[Question], config: Config) -> list[Asked]:
+    """Return the questions as `prompt.style` puts them, with nothing said before."""
+    return [Asked(question, lambda shown: prompts.prompt(shown, config.prompt.style)) for question in questions]
 
-    question: Question
+
+@dataclass(frozen=True)
+class Item:
+    """What is asked, and its prompt as ids."""
+
+    asked: Asked
     ids: Ids
 
+    @property
+    def question(self) -> Question:
+        """The question, whole, however much of it the prompt holds."""
+        return self.asked.question
 
-def answer(codec: Codec, loaded: Loaded, questions: Sequence[Question], config: Config) -> Iterator[Prediction]:
-    """Yield a prediction for each question in the way that `generation.mode` names, longest prompts first.
 
-    Raises:
-        ConfigError: a mode that needs letters with a style that writes none, or unusable generation settings.
-    """
-    asked = ask(codec, loaded, questions, config)
-    if config.generation.mode == "generate":
-        yield from generate(codec, loaded, asked, config)
-    elif config.generation.mode == "constrained":
-        yield from constrained(codec, loaded, asked, config)
-    else:
-        priors: dict[str, dict[str, float]] = {}
+@dataclass(frozen=True)
+class Written:
+    """What a model wrote, before anybody reads an answer out of it."""
+
+    asked: Asked
+    text: str
+    prompt_tokens: int
+    tokens: int
+    """Written, the one that ended the text included."""
+    finish: Literal["stop", "length"]
+    """Ended by the model or a stop string, or cut off by a limit."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A batch that was read up to where the legal answers of each row part."""
+
+    items: list[Item]
+    reader: legal.Reader
+    roots: list[legal.Node]
+    """Of each row, the tree of the rest of its legal answers."""
+    after: torch.Tensor
+    """Log-probabilities [b, v] at the roots."""
+    lead: list[float]
+    """Of each row, the summed log-probability of what all its answers start with; 0 where that was not asked for."""
+
+
+class Decoder:
+    """A model that writes, bound to its tokens and to a configuration."""
+
+    def __init__(self, codec: Codec, loaded: Loaded, config: Config) -> None:
+        """Bind; nothing is computed."""
+        self.codec, self.tokenizer, self.config = codec, loaded.tokenizer, config
+        # transformers' model itself; PEFT's layers stay inside it.
+        self.model: Any = loaded.model.get_base_model() if isinstance(loaded.model, PeftModel) else loaded.model
+        self.pad = int(self.tokenizer.pad_token_id or 0)
+        self._priors: dict[str, dict[str, float]] = {}
+
+    def answer(self, asked: Sequence[Asked]) -> Iterator[Prediction]:
+        """Yield a prediction for each question in the way that `generation.mode` names, longest prompts first.
+
+        Raises:
+            ConfigError: a mode that needs letters with a style that writes none, or unusable generation settings.
+        """
+        if self.config.generation.mode == "generate":
+            for written in self.write(asked):
+                yield read(written)
+        elif self.config.generation.mode == "constrained":
+            for item, letters in self.constrained(asked):
+                yield self._legal(item.question, letters)
+        else:
+            for item, scores in self._normalised(asked):
+                yield self._legal(item.question, max(scores, key=scores.__getitem__))
+
+    def ask(self, asked: Sequence[Asked]) -> list[Item]:
+        """Return the prompts as ids, their stems cut to `prompt.max_source_length`.
+
+        A question whose options alone exceed the limit is asked all the same, without its stem: nothing is left out.
+        """
+        by_id = {item.question.id: item for item in asked}
+        system = self.config.prompt.system
+
+        def tokenize(some: list[Question]) -> list[Ids]:
+            dialogues = [by_id[question.id].dialogue(question) for question in some]
+            return self.codec.sources([d if d.system is not None else d._replace(system=system) for d in dialogues])
+
+        sources = features.fit_stems(
+            [item.question for item in asked], tokenize, self.config.prompt.max_source_length, len
+        )
+        return [Item(item, ids) for item, ids in zip(asked, sources.ids, strict=True)]
+
+    def write(self, asked: Sequence[Asked]) -> Iterator[Written]:
+        """Let the model write, up to its EOS, a stop string of the template or `max_new_tokens`."""
+        chosen = writing.settings(self.model, self.tokenizer, self.config)
+        ends = writing.end_ids(chosen)
+        for batch in self._batches(self.ask(asked)):
+            rows = [item.ids + self.codec.lead for item in batch]
+            width = max(len(row) for row in rows)
+            stops = [writing.StopText(self.tokenizer, self.codec.stop, width)] if self.codec.stop else []
+            new = self._generate(rows, chosen, stopping_criteria=stops)
+            for item, row, ids in zip(batch, rows, new, strict=True):
+                # The first end counts, also where padding behind it would be read as text.
+                end = next((place for place, token in enumerate(ids) if token in ends), None)
+                ids = ids[:end]
+                text = str(self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+                stop = min((at for stop in self.codec.stop if (at := text.find(stop)) >= 0), default=None)
+                finished = end is not None or stop is not None
+                yield Written(
+                    item.asked, text[:stop], len(row), len(ids) + (end is not None), "stop" if finished else "length"
+                )
+
+    def constrained(self, asked: Sequence[Asked]) -> Iterator[tuple[Item, str]]:
+        """Let the model write only legal answers: the style's words, then letters of the question in order."""
+        for batch, leads, roots in self._trees(self.ask(asked)):
+            rows = [item.ids + self.codec.lead + lead for item, lead in zip(batch, leads, strict=True)]
+            width = max(len(row) for row in rows)
+            chosen = GenerationConfig(
+                do_sample=False, max_new_tokens=max(root.depth for root in roots), pad_token_id=self.pad
+            )  # type: ignore[no-untyped-call]
+            new = self._generate(
+                rows,
+                chosen,
+                logits_processor=[writing.OnlyLegal(roots, width)],
+                stopping_criteria=[writing.AtLeaf(roots, width)],
+            )
+            for item, root, ids in zip(batch, roots, new, strict=True):
+                yield item, str(legal.walk(root, ids).letters)
+
+    def likelihoods(self, asked: Sequence[Asked], whole: bool = True) -> Iterator[tuple[Item, dict[str, float]]]:
+        """Yield each question with the log-probability of each of its legal answers, summed over the answer's tokens.
+
+        Without `whole` the tokens that all answers of a question start with are left out of the sums, which saves the
+        output layer at these tokens.
+        """
+        for reading in self._readings(self.ask(asked), whole):
+            with torch.inference_mode():
+                scores = legal.totals(reading.reader, reading.roots, reading.after)
+            for item, start, rest in zip(reading.items, reading.lead, scores, strict=True):
+                yield item, {letters: start + value for letters, value in rest.items()}
+
+    def legal_answers(self, question: Question) -> dict[str, Ids]:
+        """Return letters -> ids of each legal answer, as the style starts its completion.
+
+        Where sets of several letters compete, what ends the letters (the style's next words, or EOS) belongs to the
+        answer: otherwise A would always be at least as probable as AC.
+
+        Raises:
+            ConfigError: the style's completions do not start with the letters.
+        """
+        style = self.config.prompt.style
+        sets = legal.letter_sets(question, self.config)
+        heads = [prompts.answer_head(question, letters, style) for letters in sets]
+        several = len(sets) > len(question.options)
+        after, field, _ = prompts.style_named(style).write.partition("{letters}")[2].partition("{")
+        texts = [head + after for head in heads] if several else heads
+        front = len(self.codec.lead)
+        ids = self.codec.targets(texts)
+        ends = several and not field
+        return {letters: row[front:] if ends else row[front:-1] for letters, row in zip(sets, ids, strict=True)}
+
+    def _legal(self, question: Question, letters: str) -> Prediction:
+        return Prediction(question.id, prompts.answer_head(question, letters, self.config.prompt.style), letters)
+
+    def _normalised(self, asked: Sequence[Asked]) -> Iterator[tuple[Item, dict[str, float]]]:
+        """Yield the scores by which answers are chosen."""
+        by_prior, by_length = (
+            self.config.generation.prior_normalization,
+            self.config.generation.length_normalization,
+        )
         # What all answers start with matters only to sums that are divided or compared with another prompt's.
-        whole = config.generation.prior_normalization or config.generation.length_normalization
-        for item, scores in likelihoods(codec, loaded, asked, config, whole):
-            if config.generation.prior_normalization:
-                prior = _prior(codec, loaded, item.question, config, priors)
+        for item, scores in self.likelihoods(asked, whole=by_prior or by_length):
+            if by_prior:
+                prior = self._prior(item.asked)
                 scores = {letters: value - prior[letters] for letters, value in scores.items()}
-            if config.generation.length_normalization:
-                ids = legal_answers(codec, loaded, item.question, config)
+            if by_length:
+                ids = self.legal_answers(item.question)
                 scores = {letters: value / len(ids[letters]) for letters, value in scores.items()}
-            yield _legal_prediction(item.question, max(scores, key=scores.__getitem__), config)
+            yield item, scores
 
+    def _prior(self, asked: Asked) -> dict[str, float]:
+        """Return the log-probabilities of the answers when stem and options are blank (Zhao et al. 2021)."""
+        question = asked.question
+        blank = replace(question, stem=BLANK, options=dict.fromkeys(question.options, BLANK))
+        key = f"{asked.dialogue(blank)}{question.kind}"
+        if key not in self._priors:
+            ((_, self._priors[key]),) = self.likelihoods([replace(asked, question=blank)])
+        return self._priors[key]
 
-def ask(codec: Codec, loaded: Loaded, questions: Sequence[Question], config: Config) -> list[Asked]:
-    """Return the prompts as ids, their stems cut to `prompt.max_source_length`.
+    def _batches(self, items: Sequence[Item], key: Callable[[Item], Any] = lambda item: 0) -> Iterator[list[Item]]:
+        """Yield batches of similar length, the longest first so that memory runs out at once or never."""
+        order = sorted(items, key=lambda item: (key(item), -len(item.ids)))
+        for start in range(0, len(order), self.config.generation.batch_size):
+            yield order[start : start + self.config.generation.batch_size]
 
-    A question whose options alone exceed the limit is asked all the same, without its stem: nothing is left out.
-    """
-    style = config.prompt.style
+    def _trees(self, items: Sequence[Item]) -> Iterator[tuple[list[Item], list[Ids], list[legal.Node]]]:
+        """Yield batches with what all legal answers of each row start with, and the tree of the rest of them."""
+        known: dict[str, tuple[Ids, legal.Node]] = {}
 
-    def tokenize(some: list[Question]) -> list[Ids]:
-        return codec.source_ids(loaded.tokenizer, [prompts.prompt(question, style) for question in some], config.prompt)
+        def kind(item: Item) -> str:
+            """Questions with the same key have the same legal answers."""
+            return " ".join(legal.letter_sets(item.question, self.config))
 
-    sources = features.fit_stems(questions, tokenize, config.prompt.max_source_length, len)
-    return [Asked(question, ids) for question, ids in zip(questions, sources.ids, strict=True)]
+        for item in items:
+            if (key := kind(item)) not in known:
+                known[key] = legal.tree(self.legal_answers(item.question))
+        for batch in self._batches(items, kind):
+            leads, roots = zip(*(known[kind(item)] for item in batch), strict=True)
+            yield batch, list(leads), list(roots)
 
+    def _readings(self, items: Sequence[Item], whole: bool) -> Iterator[Reading]:
+        for batch, leads, roots in self._trees(items):
+            rows = [item.ids + self.codec.lead + lead for item, lead in zip(batch, leads, strict=True)]
+            reader = legal.Reader(self.model, rows, self.pad)
+            with torch.inference_mode():
+                logs = reader.prefill(max(len(lead) for lead in leads) + 1 if whole else 1)
+            sums = [_sum(row, lead) if whole else 0.0 for row, lead in zip(logs, leads, strict=True)]
+            yield Reading(batch, reader, roots, logs[:, -1], sums)
 
-def batches(asked: Sequence[Asked], size: int, key: Callable[[Asked], Any] = lambda item: 0) -> Iterator[list[Asked]]:
-    """Yield batches of similar length, the longest first so that memory runs out at once or never."""
-    order = sorted(asked, key=lambda item: (key(item), -len(item.ids)))
-    for start in range(0, len(order), size):
-        yield order[start : start + size]
-
-
-def base_model(loaded: Loaded) -> Any:
-    """Return the transformers model itself; PEFT's layers stay inside it."""
-    return loaded.model.get_base_model() if isinstance(loaded.model, PeftModel) else loaded.model
-
-
-def generate(codec: Codec, loaded: Loaded, asked: Sequence[Asked], config: Config) -> Iterator[Prediction]:
-    """Let the model write, up to its EOS, a stop string of the template or `max_new_tokens`."""
-    tokenizer, model = loaded.tokenizer, base_model(loaded)
-    settings = generation_settings(loaded, config)
-    stops = () if config.prompt.template == "auto" else templates.template(config.prompt.template).stop
-    prefix, pad = codec.generation_prefix(tokenizer), int(tokenizer.pad_token_id or 0)
-    for batch in batches(asked, config.generation.batch_size):
-        rows = [item.ids + prefix for item in batch]
-        width = max(len(row) for row in rows)
-        ids = torch.tensor([[pad] * (width - len(row)) + row for row in rows], device=model.device)
-        mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=model.device)
-        end = StoppingCriteriaList([_Stop(tokenizer, stops, width)] if stops else [])
+    def _generate(self, rows: list[Ids], chosen: GenerationConfig, **more: Any) -> list[Ids]:
+        """Return what the model adds to each row."""
+        ids, mask = left_padded(rows, self.pad, self.model.device)
         with torch.inference_mode():
-            out = model.generate(input_ids=ids, attention_mask=mask, generation_config=settings, stopping_criteria=end)
-        for item, new in zip(batch, out[:, width:].tolist(), strict=True):
-            text = str(tokenizer.decode(new, skip_special_tokens=True, clean_up_tokenization_spaces=False))
-            text = text[: min((at for stop in stops if (at := text.find(stop)) >= 0), default=len(text))]
-            explanation = answers.split_explanation(text)
-            yield Prediction(item.question.id, text, answers.parse(text, item.question), explanation)
+            out = self.model.generate(input_ids=ids, attention_mask=mask, generation_config=chosen, **more)
+        new: list[Ids] = out[:, ids.shape[1] :].tolist()
+        return new
 
 
-class _Stop(StoppingCriteria):
-    """Ends a row whose last tokens hold a stop string; transformers' own needs a vocabulary with Latin letters."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, stops: Sequence[str], width: int) -> None:
-        self.tokenizer, self.stops, self.width = tokenizer, stops, width
-        self.tail = 2 + max(len(stop.encode()) for stop in stops)
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        """Return [batch] booleans for ids [batch, prompt + new]."""
-        new = input_ids[:, self.width :][:, -self.tail :]
-        texts = self.tokenizer.batch_decode(new, skip_special_tokens=True)
-        ended = [any(stop in text for stop in self.stops) for text in texts]
-        return torch.tensor(ended, device=input_ids.device)
-
-
-def generation_settings(loaded: Loaded, config: Config) -> GenerationConfig:
-    """Return greedy decoding with every EOS that model and tokenizer name, changed by `generation`'s own settings."""
-    own = loaded.model.generation_config.eos_token_id
-    ends = {loaded.tokenizer.eos_token_id, *(own if isinstance(own, list) else [own])} - {None}
-    wanted = dict(config.generation.arguments)
-    if wanted.get("num_return_sequences", 1) != 1:
-        raise ConfigError("generation.num_return_sequences: every question gets one answer. Leave it out.")
-    defaults: dict[str, Any] = {
-        "do_sample": False,
-        "num_beams": 1,
-        "repetition_penalty": 1.0,
-        "max_new_tokens": config.prompt.max_target_length,
-        "eos_token_id": sorted(ends),
-        "pad_token_id": loaded.tokenizer.pad_token_id,
-        "use_cache": True,
-    }
-    library: Any = GenerationConfig
-    if "max_length" in wanted:
-        # transformers would prefer our default to what the user asked for.
-        del defaults["max_new_tokens"]
-    try:
-        settings: GenerationConfig = library(**{**defaults, **wanted, "return_dict_in_generate": False})
-    except ValueError as error:
-        raise ConfigError(f"generation: {error}") from None
-    return settings
-
-
-def constrained(codec: Codec, loaded: Loaded, asked: Sequence[Asked], config: Config) -> Iterator[Prediction]:
-    """Let the model write only legal answers: the style's words, then letters of the question in order."""
-    for batch, reader, roots, after, _ in _read(codec, loaded, asked, config, whole=False):
-        with torch.inference_mode():
-            chosen = list(legal.greedy(reader, roots, after, int(loaded.tokenizer.pad_token_id or 0)))
-        for item, letters in zip(batch, chosen, strict=True):
-            yield _legal_prediction(item.question, letters, config)
-
-
-def likelihoods(
-    codec: Codec, loaded: Loaded, asked: Sequence[Asked], config: Config, whole: bool = True
-) -> Iterator[tuple[Asked, dict[str, float]]]:
-    """Yield each question with the log-probability of each of its legal answers, summed over the answer's tokens.
-
-    Without `whole` the tokens that all answers of a question start with are left out of the sums.
-    """
-    for batch, reader, roots, after, lead in _read(codec, loaded, asked, config, whole):
-        with torch.inference_mode():
-            scores = legal.totals(reader, roots, after)
-        for item, start, rest in zip(batch, lead, scores, strict=True):
-            yield item, {letters: start + value for letters, value in rest.items()}
-
-
-def _prior(
-    codec: Codec, loaded: Loaded, question: Question, config: Config, known: dict[str, dict[str, float]]
-) -> dict[str, float]:
-    """Return the log-probabilities of the answers when stem and options are blank (Zhao et al. 2021)."""
-    blank = replace(question, stem=BLANK, options=dict.fromkeys(question.options, BLANK))
-    key = prompts.prompt(blank, config.prompt.style) + str(question.kind)
-    if key not in known:
-        ((_, known[key]),) = likelihoods(codec, loaded, ask(codec, loaded, [blank], config), config)
-    return known[key]
-
-
-def legal_answers(codec: Codec, loaded: Loaded, question: Question, config: Config) -> dict[str, Ids]:
-    """Return letters -> ids of each legal answer, as the style starts its completion.
-
-    Where sets of several letters compete, what ends the letters (the style's next words, or EOS) belongs to the
-    answer: otherwise A would always be at least as probable as AC.
-
-    Raises:
-        ConfigError: the style's completions do not start with the letters.
-    """
-    sets = legal.letter_sets(question, config)
-    heads = [prompts.answer_head(question, letters, config.prompt.style) for letters in sets]
-    several = len(sets) > len(question.options)
-    after, field, _ = prompts.style_named(config.prompt.style).write.partition("{letters}")[2].partition("{")
-    texts = [head + after for head in heads] if several else heads
-    front = len(codec.generation_prefix(loaded.tokenizer))
-    ids = codec.target_ids(loaded.tokenizer, texts)
-    ends = several and not field
-    return {letters: row[front:] if ends else row[front:-1] for letters, row in zip(sets, ids, strict=True)}
-
-
-_Read = tuple[list[Asked], legal.Reader, list[legal.Node], torch.Tensor, list[float]]
-
-
-def _read(codec: Codec, loaded: Loaded, asked: Sequence[Asked], config: Config, whole: bool) -> Iterator[_Read]:
-    """Yield batches read up to where their legal answers part.
-
-    Yields:
-        The batch; its reader; the tree of the rest of each row's answers; log-probabilities [b, v] at its root; the
-        summed log-probability of what all answers of a row start with, or 0 without `whole`, which saves the output
-        layer at these tokens.
-    """
-    tokenizer, model = loaded.tokenizer, base_model(loaded)
-    prefix, pad = codec.generation_prefix(tokenizer), int(tokenizer.pad_token_id or 0)
-    allowed: dict[str, dict[str, Ids]] = {}
-
-    def kind(item: Asked) -> str:
-        """Questions with the same key have the same legal answers."""
-        return " ".join(legal.letter_sets(item.question, config))
-
-    for item in asked:
-        if (key := kind(item)) not in allowed:
-            allowed[key] = legal_answers(codec, loaded, item.question, config)
-    for batch in batches(asked, config.generation.batch_size, kind):
-        options = [allowed[kind(item)] for item in batch]
-        leads = [_common(list(ids.values())) for ids in options]
-        roots = [legal.Node() for _ in batch]
-        for root, lead, ids in zip(roots, leads, options, strict=True):
-            for letters, row in ids.items():
-                root.add(row[len(lead) :], letters)
-        rows = [item.ids + prefix + lead for item, lead in zip(batch, leads, strict=True)]
-        reader = legal.Reader(model, rows, pad)
-        with torch.inference_mode():
-            logs = reader.prefill(max(len(lead) for lead in leads) + 1 if whole else 1)
-        sums = [_sum(row, lead) if whole else 0.0 for row, lead in zip(logs, leads, strict=True)]
-        yield batch, reader, roots, logs[:, -1], sums
-
-
-def _common(rows: Sequence[Ids]) -> Ids:
-    """Return what all rows start with, at least one token short of the shortest."""
-    lead: Ids = []
-    for tokens in zip(*(row[:-1] for row in rows), strict=False):
-        if len(set(tokens)) > 1:
-            break
-        lead.append(tokens[0])
-    return lead
+def read(written: Written) -> Prediction:
+    """Return what the text says."""
+    question, text = written.asked.question, written.text
+    return Prediction(question.id, text, answers.parse(text, question), answers.split_explanation(text))
 
 
 def _sum(logs: torch.Tensor, lead: Ids) -> float:
     """Return the summed log-probability of `lead`, the last tokens that were read; `logs` [keep, v] end after them."""
     return sum(float(logs[place, token]) for place, token in enumerate(lead, len(logs) - 1 - len(lead)))
-
-
-def _legal_prediction(question: Question, letters: str, config: Config) -> Prediction:
-    return Prediction(question.id, prompts.answer_head(question, letters, config.prompt.style), letters)

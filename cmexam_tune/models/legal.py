@@ -1,7 +1,8 @@
 """The answers that a question allows, as token trees, and reading a decoder's scores along them with its cache."""
 
+import inspect
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +11,7 @@ from transformers import DynamicCache
 
 from cmexam_tune.core.config import Config
 from cmexam_tune.core.schema import Question
+from cmexam_tune.models.causal import left_padded
 from cmexam_tune.models.features import Ids
 
 
@@ -27,6 +29,33 @@ class Node:
             node = node.children.setdefault(token, Node())
         node.letters = letters
 
+    @property
+    def depth(self) -> int:
+        """Tokens of the longest way down."""
+        return max((1 + child.depth for child in self.children.values()), default=0)
+
+
+def walk(root: Node, ids: Sequence[int]) -> Node:
+    """Return the point that `ids` lead to, or the leaf that they reach on the way."""
+    for token in ids:
+        if not root.children:
+            break
+        root = root.children[token]
+    return root
+
+
+def tree(answers: Mapping[str, Ids]) -> tuple[Ids, Node]:
+    """Return what all answers start with, at least one token short of the shortest, and the tree of what follows."""
+    lead: Ids = []
+    for tokens in zip(*(row[:-1] for row in answers.values()), strict=False):
+        if len(set(tokens)) > 1:
+            break
+        lead.append(tokens[0])
+    root = Node()
+    for letters, row in answers.items():
+        root.add(row[len(lead) :], letters)
+    return lead, root
+
 
 def letter_sets(question: Question, config: Config) -> list[str]:
     """Return the legal answers: single letters, or all sorted subsets, smaller ones first."""
@@ -42,13 +71,10 @@ class Reader:
 
     def __init__(self, model: Any, rows: Sequence[Ids], pad: int) -> None:
         """Take prompts as ids; they are padded on the left and nothing is computed yet."""
-        width = max(len(row) for row in rows)
         self._model = model
-        self._pad = pad
-        self._ids = torch.tensor([[pad] * (width - len(row)) + row for row in rows], device=model.device)
-        self._mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=model.device)
+        self._ids, self._mask = left_padded(rows, pad, model.device)
         self._cache = DynamicCache(config=model.config)
-        self._keeps = bool(model._supports_logits_to_keep())
+        self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def prefill(self, keep: int) -> torch.Tensor:
         """Run the prompts and return the log-probabilities after each of their last `keep` tokens, [b, keep, v]."""
@@ -120,26 +146,3 @@ def _walk(
         if any(child is not None and child.children for child in children):
             _walk(reader, children, reader.feed([token] * len(nodes)), totals_here, found)
             reader.drop()
-
-
-def greedy(reader: Reader, roots: Sequence[Node], after: torch.Tensor, idle: int) -> Iterator[str]:
-    """Yield the letters that each row reaches by always taking the most probable legal token.
-
-    Args:
-        reader: the batch, read up to the roots.
-        roots: one tree for each row.
-        after: log-probabilities [b, v] at the roots.
-        idle: token that is fed to rows that are already done.
-    """
-    nodes = list(roots)
-    while True:
-        tokens = [idle] * len(nodes)
-        for row, node in enumerate(nodes):
-            if node.children:
-                legal = list(node.children)
-                scores = after[row, torch.tensor(legal, device=after.device)]
-                tokens[row] = legal[int(scores.argmax())]
-                nodes[row] = node.children[tokens[row]]
-        if not any(node.children for node in nodes):
-            return iter([str(node.letters) for node in nodes])
-        after = reader.feed(tokens)

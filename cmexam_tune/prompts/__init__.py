@@ -4,6 +4,7 @@ In: a question and a style. Out: what the model reads, and what it should write.
 of a question; `templates.py` is what a model's own format puts around them.
 """
 
+from cmexam_tune.prompts.asked import Asked, Dialogue
 from cmexam_tune.prompts.styles import (
     STYLES,
     Style,
@@ -20,6 +21,8 @@ from cmexam_tune.prompts.templates import TEMPLATES, Template, template, wrap
 __all__ = [
     "STYLES",
     "TEMPLATES",
+    "Asked",
+    "Dialogue",
     "Style",
     "Template",
     "Unrenderable",

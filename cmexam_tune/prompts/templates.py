@@ -5,11 +5,12 @@ CMExam repository's `med_template`) and are kept to the character. Models with a
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cmexam_tune.core.errors import ConfigError
-from cmexam_tune.core.schema import Example
+from cmexam_tune.core.schema import Turn
 from cmexam_tune.core.variants import suggest
+from cmexam_tune.prompts.asked import Dialogue
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,35 @@ class Template:
     """Strings that open a turn of the user: a model that writes one has ended its answer."""
     first_round: int = 0
     """Number of the first round."""
+    name: str = ""
+    """Its key in `TEMPLATES`."""
+
+    @property
+    def remembers(self) -> bool:
+        """Whether there is a form for earlier turns."""
+        return self.example is not None
+
+    def text(self, dialogue: Dialogue) -> str:
+        """Return the dialogue inside the wrapper, up to where the model starts to write.
+
+        Raises:
+            ConfigError: a system text or earlier turns for a wrapper that has no place for them.
+        """
+        words, turns, system = dialogue
+        if system and self.system is None:
+            having = ", ".join(key for key, value in TEMPLATES.items() if value.system is not None)
+            raise ConfigError(
+                f"prompt.system: the template {self.name!r} has no system message. Leave it out, or use {having}."
+            )
+        if turns and self.example is None:
+            raise ConfigError(f"prompt.template: {self.name!r} has no published form of few-shot examples.")
+        head = self.system if system is None else system
+        parts = [head + self.separator] if head else []
+        for number, turn in enumerate(turns, self.first_round):
+            parts.append(_fill(self.example or "", number, turn.question, turn.answer))
+        last = self.turn_after if turns and self.turn_after is not None else self.turn
+        parts.append(_fill(last, self.first_round + len(turns), words, ""))
+        return "".join(parts)
 
 
 _ALPACA = "Below is an instruction that describes a task. Write a response that appropriately completes the request."
@@ -42,7 +72,7 @@ _HUATUOGPT = (
     "对于用户的指令问题，HuatuoGPT给出有益的、详细的、有礼貌的回答。"
 )
 
-TEMPLATES: dict[str, Template] = {
+_WRAPPERS = {
     "none": Template("{q}", "{q}\n{a}\n\n"),
     "alpaca": Template(
         "### Instruction:\n{q}\n\n### Response:",
@@ -97,6 +127,7 @@ TEMPLATES: dict[str, Template] = {
     ),
     "huatuogpt2": Template("<问>：{q}\n<答>：", "<问>：{q}\n<答>：{a}\n", stop=("<问>",)),
 }
+TEMPLATES: dict[str, Template] = {name: replace(wrapper, name=name) for name, wrapper in _WRAPPERS.items()}
 
 
 def template(name: str) -> Template:
@@ -112,31 +143,19 @@ def template(name: str) -> Template:
     return TEMPLATES[name]
 
 
-def wrap(prompt_text: str, name: str, system: str | None = None, examples: Sequence[Example] = ()) -> str:
-    """Return the prompt inside the wrapper `name`, after few-shot `examples` if there are any.
+def wrap(words: str, name: str, system: str | None = None, turns: Sequence[Turn] = ()) -> str:
+    """Return the prompt inside the wrapper `name`, after earlier `turns` if there are any.
 
     Args:
-        prompt_text: what `prompts.render` made of a question.
+        words: what `prompts.render` made of a question.
         name: a key of `TEMPLATES`.
         system: replaces the wrapper's own system text; an empty string leaves it out.
-        examples: answered questions in the same style, see `prompts.fewshot`.
+        turns: for example answered questions in the same style.
 
     Raises:
-        ConfigError: unknown wrapper, or a system text for a wrapper that has no place for one.
+        ConfigError: unknown wrapper, or something that it has no place for.
     """
-    shape = template(name)
-    if system and shape.system is None:
-        able = ", ".join(key for key, value in TEMPLATES.items() if value.system is not None)
-        raise ConfigError(f"prompt.system: the template {name!r} has no system message. Leave it out, or use {able}.")
-    if examples and shape.example is None:
-        raise ConfigError(f"prompt.template: {name!r} has no published form of few-shot examples.")
-    head = shape.system if system is None else system
-    parts = [head + shape.separator] if head else []
-    for number, example in enumerate(examples, shape.first_round):
-        parts.append(_fill(shape.example or "", number, example.prompt, example.completion))
-    last = shape.turn_after if examples and shape.turn_after is not None else shape.turn
-    parts.append(_fill(last, shape.first_round + len(examples), prompt_text, ""))
-    return "".join(parts)
+    return template(name).text(Dialogue(words, tuple(turns), system))
 
 
 def _fill(text: str, number: int, question: str, answer: str) -> str:

@@ -13,7 +13,6 @@ from cmexam_tune.batching.data import Data, rows
 from cmexam_tune.core.config import Config
 from cmexam_tune.core.schema import Question
 from cmexam_tune.families import Loaded
-from cmexam_tune.models import checkpoint
 from cmexam_tune.runfolder import runs
 from cmexam_tune.training import arguments, precision
 
@@ -64,11 +63,10 @@ def dry_run(config: Config, questions: list[Question]) -> Estimate:
     """
     world = arguments.world_size()
     family, method = runs.parts(config)
-    with checkpoint.shapes_only():
-        # An adapter under the base adds no parameters once it is merged.
-        loaded = family.load(dataclasses.replace(config.model, adapter_name_or_path=None), questions)
-        with torch.device("meta"):
-            model: Any = method.attach(loaded.model, family, config.tuning.settings)
+    # An adapter under the base adds no parameters once it is merged.
+    loaded = family.load(dataclasses.replace(config.model, adapter_name_or_path=None), questions, device="meta")
+    with torch.device("meta"):
+        model: Any = method.attach(loaded.model, family, config.tuning.settings)
     encoded = encoding.whole(config, family, loaded, questions)
     data = Data(rows(family, Loaded(model, loaded.tokenizer), encoded), arguments.layout(config, world))
     given = config.training.arguments

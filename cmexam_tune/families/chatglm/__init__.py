@@ -3,6 +3,7 @@
 `load_model` and `load_tokenizer` are public; the rest is the family's part of training and prediction.
 """
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -18,9 +19,12 @@ from cmexam_tune.families import Loaded, llama
 from cmexam_tune.families.chatglm.configuration import find_file
 from cmexam_tune.families.chatglm.loading import load_model, load_tokenizer, read_model
 from cmexam_tune.families.chatglm.prefix import attach_authors_prefix
-from cmexam_tune.families.chatglm.tokenization import ChatGLM2Tokenizer, ChatGLMTokenizer
-from cmexam_tune.models import causal, checkpoint, decode
+from cmexam_tune.families.chatglm.tokenization import ChatGLM2Tokenizer, ChatGLMTokenizer, SentencePieceTokenizer
+from cmexam_tune.models import causal, checkpoint
+from cmexam_tune.models.causal import Codec
+from cmexam_tune.models.decode import Decoder, plainly
 from cmexam_tune.models.features import Encoded, Ids
+from cmexam_tune.prompts import Dialogue
 
 __all__ = ["answer", "collate", "encode", "load", "load_model", "load_tokenizer"]
 
@@ -29,7 +33,7 @@ lora_targets: tuple[str, ...] = ("query_key_value",)
 prefix_shifts_positions = False
 
 
-def load(model: ModelConfig, questions: Sequence[Question] | None = None) -> Loaded:
+def load(model: ModelConfig, questions: Sequence[Question] | None = None, device: str = "cpu") -> Loaded:
     """Load a ChatGLM, or a GLM-4 in transformers' own layout.
 
     `model.adapter_name_or_path` is a PEFT adapter, which is merged, or a P-tuning checkpoint of the ChatGLM authors,
@@ -42,9 +46,9 @@ def load(model: ModelConfig, questions: Sequence[Question] | None = None) -> Loa
         raise ConfigError(f"model.head={model.head}: family {model.family} writes its answers and has no head.")
     kind = checkpoint.raw_config(model).get("model_type")
     if kind in ("glm", "glm4"):
-        return llama.load(model, questions)
+        return llama.load(model, questions, device)
     place = checkpoint.location(model)
-    decoder = read_model(model)
+    decoder = read_model(model, device)
     tokenizer: PreTrainedTokenizerBase
     # GLM-4 in the remote-code layout brings no sentencepiece model.
     glm4 = find_file(place, "tokenizer.json", model.revision) is not None
@@ -64,50 +68,50 @@ def load(model: ModelConfig, questions: Sequence[Question] | None = None) -> Loa
     return Loaded(decoder, tokenizer)
 
 
-def codec(tokenizer: PreTrainedTokenizerBase, prompt: PromptConfig) -> causal.Codec:
-    """Return how this release writes prompts and completions; GLM-4 has a chat template and needs nothing of it."""
-    if isinstance(tokenizer, ChatGLMTokenizer):
-        first: Ids = [int(tokenizer.bos_token_id)]
-        return causal.Codec(_source_v1, lambda tok, texts: _target(tok, texts, first), lambda tok: first)
-    if isinstance(tokenizer, ChatGLM2Tokenizer):
+def codec(tokenizer: PreTrainedTokenizerBase, prompt: PromptConfig, model: ModelConfig) -> Codec:
+    """Return how this release is asked: `auto` is its own rounds or roles; GLM-4 has a chat template."""
+    if isinstance(tokenizer, ChatGLM2Tokenizer) and tokenizer.glm_version >= 3 and prompt.template == "auto":
         # ChatGLM3 opens its turn with an empty line of metadata, which it is trained to write.
-        lead: Ids = tokenizer.text_ids(["\n"])[0] if _is_chat(tokenizer, prompt) else []
-        return causal.Codec(_source_v2, lambda tok, texts: _target(tok, texts, lead), lambda tok: lead)
-    return llama.codec
+        lead: Ids = tokenizer.text_ids(["\n"])[0]
+        sources = functools.partial(_role_ids, tokenizer)
+        return Codec(sources, functools.partial(_target_ids, tokenizer, lead), lead)
+    if isinstance(tokenizer, ChatGLMTokenizer):
+        return _rounds(tokenizer, prompt, "chatglm", lead=[int(tokenizer.bos_token_id)])
+    if isinstance(tokenizer, ChatGLM2Tokenizer):
+        return _rounds(tokenizer, prompt, "chatglm2", lead=[])
+    return llama.codec(tokenizer, prompt, model)
 
 
-def _is_chat(tokenizer: ChatGLM2Tokenizer, prompt: PromptConfig) -> bool:
-    return tokenizer.glm_version >= 3 and prompt.template == "auto"
+def _rounds(tokenizer: SentencePieceTokenizer, prompt: PromptConfig, own: str, lead: Ids) -> Codec:
+    """Return the codec of a wrapper of text, the release's `own` unless the prompt names another."""
+    template = prompts.template(own if prompt.template == "auto" else prompt.template)
+
+    def sources(dialogues: Sequence[Dialogue]) -> list[Ids]:
+        rows = tokenizer.text_ids([template.text(dialogue) for dialogue in dialogues])
+        # `lead` stands in front of the completion.
+        return [row[: len(row) - len(lead)] for row in map(tokenizer.build_inputs_with_special_tokens, rows)]
+
+    targets = functools.partial(_target_ids, tokenizer, lead)
+    return Codec(sources, targets, lead, template.stop, template.remembers)
 
 
-def _source_v1(tokenizer: Any, texts: list[str], prompt: PromptConfig) -> list[Ids]:
-    name = "chatglm" if prompt.template == "auto" else prompt.template
-    rows = tokenizer.text_ids([prompts.wrap(text, name, prompt.system) for text in texts])
-    return [[*row, tokenizer.gmask_token_id] for row in rows]
+def _role_ids(tokenizer: ChatGLM2Tokenizer, dialogues: Sequence[Dialogue]) -> list[Ids]:
+    """Return ChatGLM3's messages as ids: role token, a line of metadata, content."""
+    rows = []
+    for dialogue in dialogues:
+        messages = [tokenizer.build_single_message(m["role"], "", m["content"]) for m in dialogue.messages()]
+        ids = [token for message in messages for token in message] + [tokenizer.special_ids["<|assistant|>"]]
+        rows.append(tokenizer.build_inputs_with_special_tokens(ids))
+    return rows
 
 
-def _source_v2(tokenizer: Any, texts: list[str], prompt: PromptConfig) -> list[Ids]:
-    if not _is_chat(tokenizer, prompt):
-        name = "chatglm2" if prompt.template == "auto" else prompt.template
-        rows = tokenizer.text_ids([prompts.wrap(text, name, prompt.system) for text in texts])
-        return [tokenizer.build_inputs_with_special_tokens(row) for row in rows]
-    system = tokenizer.build_single_message("system", "", prompt.system) if prompt.system else []
-    special, line = tokenizer.special_ids, tokenizer.text_ids(["\n"])[0]
-    return [
-        tokenizer.build_inputs_with_special_tokens(
-            [*system, special["<|user|>"], *line, *row, special["<|assistant|>"]]
-        )
-        for row in tokenizer.text_ids(texts)
-    ]
-
-
-def _target(tokenizer: Any, texts: list[str], lead: Ids) -> list[Ids]:
+def _target_ids(tokenizer: SentencePieceTokenizer, lead: Ids, texts: Sequence[str]) -> list[Ids]:
     return [[*lead, *row, int(tokenizer.eos_token_id)] for row in tokenizer.text_ids(texts)]
 
 
 def encode(loaded: Loaded, questions: Sequence[Question], prompt: PromptConfig, model: ModelConfig) -> Encoded:
     """Return training rows in the originals' layouts; see `causal.encode`."""
-    return causal.encode(codec(loaded.tokenizer, prompt), loaded, questions, prompt)
+    return causal.encode(codec(loaded.tokenizer, prompt, model), questions, prompt)
 
 
 def collate(loaded: Loaded, groups: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, torch.Tensor]:
@@ -115,6 +119,11 @@ def collate(loaded: Loaded, groups: Sequence[Sequence[Mapping[str, Any]]]) -> di
     return causal.collate(loaded, groups)
 
 
+def decoder(loaded: Loaded, config: Config) -> Decoder:
+    """Return what lets the model write."""
+    return Decoder(codec(loaded.tokenizer, config.prompt, config.model), loaded, config)
+
+
 def answer(loaded: Loaded, questions: Sequence[Question], config: Config) -> Iterator[Prediction]:
-    """Yield one prediction for each question; see `decode.answer`."""
-    return decode.answer(codec(loaded.tokenizer, config.prompt), loaded, questions, config)
+    """Yield one prediction for each question; see `Decoder.answer`."""
+    return decoder(loaded, config).answer(plainly(questions, config))

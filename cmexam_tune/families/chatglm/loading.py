@@ -4,6 +4,7 @@
 # mypy: disable-error-code="no-untyped-call, misc, has-type, no-any-return"
 
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedModel
 
@@ -38,8 +39,8 @@ def load_model(folder: str | Path, prefix: str | Path | None = None, dtype: str 
     return loaded.eval()
 
 
-def read_model(model: ModelConfig) -> PreTrainedModel:
-    """Load the model that `model` names, without adapters.
+def read_model(model: ModelConfig, device: str = "cpu") -> PreTrainedModel:
+    """Load the model that `model` names, without adapters; see `checkpoint.read_weights`.
 
     Raises:
         UserError: as `load_model`.
@@ -56,8 +57,10 @@ def read_model(model: ModelConfig) -> PreTrainedModel:
     checkpoint.change(config, model)
     cls = ChatGLMForCausalLM if isinstance(config, ChatGLMConfig) else ChatGLM2ForCausalLM
     if not config.quantization_bit and quantization.has_usual_files(checkpoint.location(model), model.revision):
-        return checkpoint.read_weights(cls, model, config)
-    return _from_state(cls, model, config)
+        return checkpoint.read_weights(cls, model, config, device)
+    plain: Any = _from_state(cls, model, config)
+    moved: PreTrainedModel = plain.to(device)
+    return moved
 
 
 def _from_state(

@@ -19,22 +19,6 @@ def unpack_int4(packed: torch.Tensor) -> torch.Tensor:
     return torch.stack([high, low], dim=-1).flatten(-2)
 
 
-def quantize(weight: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the stored int8 tensor and the float16 scales `[out]` of a float16 weight `[out, in]`.
-
-    Args:
-        weight: to store.
-        bits: 8, or 4 (two columns in a byte; values are -7 to 7).
-    """
-    limit = 2 ** (bits - 1) - 1
-    scale = (weight.abs().max(dim=-1).values.float() / limit).half()
-    rounded = torch.round(weight / scale[:, None].to(weight.dtype)).to(torch.int8)
-    if bits == 8:
-        return rounded, scale
-    pairs = rounded.view(rounded.shape[0], -1, 2)
-    return (pairs[..., 0] << 4) | (pairs[..., 1] & 15), scale
-
-
 def dequantize(weight: torch.Tensor, scale: torch.Tensor, bits: int, dtype: torch.dtype) -> torch.Tensor:
     """Return the weight `[out, in]`: the stored integers times the scale of their row, exact before the cast."""
     integers = weight if bits == 8 else unpack_int4(weight)

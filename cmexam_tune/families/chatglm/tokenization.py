@@ -8,7 +8,7 @@ Text never becomes a special token: those are put in by `build_inputs_with_speci
 
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -276,23 +276,3 @@ class ChatGLM2Tokenizer(SentencePieceTokenizer):
         """Return the ids of one ChatGLM3 message: role token, metadata with a newline, content."""
         head, content = self.pieces.encode([f"{metadata}\n", message])
         return [self.special_ids[f"<|{role}|>"], *head, *content]
-
-    def build_chat_input(
-        self, query: str, history: Sequence[Mapping[str, str]] = (), role: str = "user"
-    ) -> BatchEncoding:
-        """Return the ids `[1, s]` of a ChatGLM3 conversation, up to where the assistant answers.
-
-        Args:
-            query: the last message.
-            history: messages before it with `role`, `content` and perhaps `metadata`.
-            role: of the last message.
-        """
-        turns = [*history, {"role": role, "content": query}]
-        ids = [i for m in turns for i in self.build_single_message(m["role"], m.get("metadata", ""), m["content"])]
-        ids.append(self.special_ids["<|assistant|>"])
-        return self([ids], return_tensors="pt")
-
-    def build_prompt(self, query: str, history: Sequence[tuple[str, str]] = ()) -> str:
-        """Return ChatGLM2's text of a conversation: rounds counted from 1."""
-        rounds = "".join(f"[Round {i}]\n\n问：{q}\n\n答：{a}\n\n" for i, (q, a) in enumerate(history, 1))
-        return f"{rounds}[Round {len(history) + 1}]\n\n问：{query}\n\n答："

@@ -1,0 +1,97 @@
+"""What `generate` is given: settings, stop strings, and the answers that are legal where only those may be written."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StoppingCriteria,
+)
+
+from cmexam_tune.core.config import Config
+from cmexam_tune.core.errors import ConfigError
+from cmexam_tune.models.legal import Node, walk
+
+
+def settings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: Config) -> GenerationConfig:
+    """Return greedy decoding with every EOS that model and tokenizer name, changed by `generation`'s own settings.
+
+    Raises:
+        ConfigError: settings that transformers refuses, or that ask for several answers.
+    """
+    own: Any = getattr(model.generation_config, "eos_token_id", None)
+    ends = {tokenizer.eos_token_id, *(own if isinstance(own, list) else [own])} - {None}
+    wanted = dict(config.generation.arguments)
+    if wanted.get("num_return_sequences", 1) != 1:
+        raise ConfigError("generation.num_return_sequences: every question gets one answer. Leave it out.")
+    defaults: dict[str, Any] = {
+        "do_sample": False,
+        "num_beams": 1,
+        "repetition_penalty": 1.0,
+        "max_new_tokens": config.prompt.max_target_length,
+        "eos_token_id": sorted(ends),
+        "pad_token_id": tokenizer.pad_token_id,
+        "use_cache": True,
+    }
+    library: Any = GenerationConfig
+    if "max_length" in wanted:
+        # transformers would prefer our default to what the user asked for.
+        del defaults["max_new_tokens"]
+    try:
+        chosen: GenerationConfig = library(**{**defaults, **wanted, "return_dict_in_generate": False})
+    except ValueError as error:
+        raise ConfigError(f"generation: {error}") from None
+    return chosen
+
+
+def end_ids(chosen: GenerationConfig) -> set[int]:
+    """Return the ids that end an answer."""
+    ends = chosen.eos_token_id
+    return {*ends} if isinstance(ends, list | tuple) else {ends} - {None}
+
+
+class StopText(StoppingCriteria):
+    """Ends a row whose last tokens hold a stop string; transformers' own needs a vocabulary with Latin letters."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, stops: Sequence[str], width: int) -> None:
+        self.tokenizer, self.stops, self.width = tokenizer, stops, width
+        self.tail = 2 + max(len(stop.encode()) for stop in stops)
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        """Return [batch] booleans for ids [batch, prompt + new]."""
+        new = input_ids[:, self.width :][:, -self.tail :]
+        texts = self.tokenizer.batch_decode(new, skip_special_tokens=True)
+        ended = [any(stop in text for stop in self.stops) for text in texts]
+        return torch.tensor(ended, device=input_ids.device)
+
+
+class OnlyLegal(LogitsProcessor):
+    """Lets each row write only what leads to one of its legal answers; a row that has one may go on as it likes."""
+
+    def __init__(self, roots: Sequence[Node], width: int) -> None:
+        self.roots, self.width = roots, width
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Return scores [batch, vocabulary] that are -inf for illegal tokens."""
+        illegal = torch.ones_like(scores, dtype=torch.bool)
+        for row, (root, ids) in enumerate(zip(self.roots, input_ids[:, self.width :].tolist(), strict=True)):
+            children = list(walk(root, ids).children)
+            illegal[row, children or slice(None)] = False
+        return scores.masked_fill(illegal, -torch.inf)
+
+
+class AtLeaf(StoppingCriteria):
+    """Ends a row that has written one of its legal answers."""
+
+    def __init__(self, roots: Sequence[Node], width: int) -> None:
+        self.roots, self.width = roots, width
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        """Return [batch] booleans for ids [batch, prompt + new]."""
+        new = input_ids[:, self.width :].tolist()
+        done = [not walk(root, ids).children for root, ids in zip(self.roots, new, strict=True)]
+        return torch.tensor(done, device=input_ids.device)

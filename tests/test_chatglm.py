@@ -15,8 +15,10 @@ torch = pytest.importorskip("torch")
 import modelkit
 from safetensors.torch import load_file, save_file
 
+from cmexam_tune import prompts
 from cmexam_tune.core.config import ModelConfig, PromptConfig
 from cmexam_tune.core.errors import ConfigError, UserError
+from cmexam_tune.core.schema import Turn
 from cmexam_tune.families import Loaded, chatglm
 from cmexam_tune.families.chatglm import quantization, tiny
 from cmexam_tune.families.chatglm import tokenization as tokens
@@ -505,3 +507,14 @@ def test_thousands_of_questions_are_encoded_in_seconds(cls: Any) -> None:
     rows = tokenizer(long)["input_ids"]
     assert len(rows) == 6810
     assert time.perf_counter() - start < 20
+
+
+def test_the_first_release_has_stop_strings_and_memory() -> None:
+    """`auto` is resolved to its rounds: it ends where it would open the next one, and earlier turns are asked."""
+    config = modelkit.make_config("chatglm")
+    loaded = chatglm.load(config.model)
+    codec = chatglm.codec(loaded.tokenizer, config.prompt, config.model)
+    assert codec.stop == ("[Round ",) and codec.remembers
+    dialogue = prompts.Dialogue("再问", (Turn("先问", "先答"),))
+    text = loaded.tokenizer.decode(codec.sources([dialogue])[0], skip_special_tokens=True)
+    assert text.replace("[gMASK]", "") == "[Round 0]\n问：先问\n答：先答\n[Round 1]\n问：再问\n答："

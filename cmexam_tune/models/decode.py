@@ -9,6 +9,7 @@ from peft import PeftModel
 from transformers import GenerationConfig
 
 from cmexam_tune import answers, prompts
+from cmexam_tune.answers import letter_sets
 from cmexam_tune.core.config import Config
 from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.models import Loaded, features, legal, writing
@@ -18,11 +19,6 @@ from cmexam_tune.prompts import Asked
 
 BLANK = "…"
 """Stands for stem and options in the prompt that prior normalisation compares with."""
-
-
-def plainly(questions: Sequence[Question], config: Config) -> list[Asked]:
-    """Return the questions as `prompt.style` puts them, with nothing said before."""
-    return [Asked(question, lambda shown: prompts.prompt(shown, config.prompt.style)) for question in questions]
 
 
 @dataclass(frozen=True)
@@ -168,7 +164,7 @@ class Decoder:
             ConfigError: the style's completions do not start with the letters.
         """
         style = self.config.prompt.style
-        sets = legal.letter_sets(question, self.config)
+        sets = letter_sets(question, self.config.generation.answer_sets)
         heads = [prompts.answer_head(question, letters, style) for letters in sets]
         several = len(sets) > len(question.options)
         after, field, _ = prompts.style_named(style).write.partition("{letters}")[2].partition("{")
@@ -218,7 +214,7 @@ class Decoder:
 
         def kind(item: Item) -> str:
             """Questions with the same key have the same legal answers."""
-            return " ".join(legal.letter_sets(item.question, self.config))
+            return " ".join(letter_sets(item.question, self.config.generation.answer_sets))
 
         for item in items:
             if (key := kind(item)) not in known:

@@ -12,9 +12,11 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cmexam_tune.core.config import Config
 from cmexam_tune.core.errors import ConfigError, DataError
 from cmexam_tune.core.schema import Example, Question
 from cmexam_tune.core.variants import suggest
+from cmexam_tune.prompts.asked import Asked
 
 TEXT_SEPARATOR = "；"
 """Between the option texts of an answer with several letters."""
@@ -172,6 +174,11 @@ def answer_head(question: Question, letters: str, style: str) -> str:
         )
         raise ConfigError(f"prompt.style: {chosen.name!r} does not start with the answer's letters. Use one of {able}.")
     return before + letters
+
+
+def plainly(questions: Sequence[Question], config: Config) -> list[Asked]:
+    """Return the questions as `prompt.style` puts them, with nothing said before."""
+    return [Asked(question, lambda shown: prompt(shown, config.prompt.style)) for question in questions]
 
 
 def shorten_stem(question: Question, keep: int) -> Question:

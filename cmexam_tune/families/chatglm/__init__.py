@@ -22,7 +22,7 @@ from cmexam_tune.families.chatglm.prefix import attach_authors_prefix
 from cmexam_tune.families.chatglm.tokenization import ChatGLM2Tokenizer, ChatGLMTokenizer, SentencePieceTokenizer
 from cmexam_tune.models import causal, checkpoint
 from cmexam_tune.models.causal import Codec
-from cmexam_tune.models.decode import Decoder, plainly
+from cmexam_tune.models.decode import Decoder
 from cmexam_tune.models.features import Encoded, Ids
 from cmexam_tune.prompts import Dialogue
 
@@ -126,4 +126,4 @@ def decoder(loaded: Loaded, config: Config) -> Decoder:
 
 def answer(loaded: Loaded, questions: Sequence[Question], config: Config) -> Iterator[Prediction]:
     """Yield one prediction for each question; see `Decoder.answer`."""
-    return decoder(loaded, config).answer(plainly(questions, config))
+    return decoder(loaded, config).answer(prompts.plainly(questions, config))

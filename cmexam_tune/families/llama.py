@@ -1,7 +1,7 @@
 """Decoders that transformers loads by itself: LLaMA, Alpaca, Vicuna, Huatuo, Qwen, Baichuan2, InternLM2, GLM-4, ..."""
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,7 +27,7 @@ lora_targets: tuple[str, ...] = ("q_proj", "v_proj")
 prefix_shifts_positions = True
 
 
-def load(model: ModelConfig, questions: Sequence[Question] | None = None, device: str = "cpu") -> Loaded:
+def load(model: ModelConfig, questions: Iterable[Question] | None = None, device: str = "cpu") -> Loaded:
     """Load a decoder; an adapter in `model.adapter_name_or_path` is merged into it.
 
     Raises:

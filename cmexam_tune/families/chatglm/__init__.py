@@ -4,7 +4,7 @@
 """
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,7 +33,7 @@ lora_targets: tuple[str, ...] = ("query_key_value",)
 prefix_shifts_positions = False
 
 
-def load(model: ModelConfig, questions: Sequence[Question] | None = None, device: str = "cpu") -> Loaded:
+def load(model: ModelConfig, questions: Iterable[Question] | None = None, device: str = "cpu") -> Loaded:
     """Load a ChatGLM, or a GLM-4 in transformers' own layout.
 
     `model.adapter_name_or_path` is a PEFT adapter, which is merged, or a P-tuning checkpoint of the ChatGLM authors,

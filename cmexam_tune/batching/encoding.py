@@ -106,8 +106,8 @@ def encode(config: Config, family: Family, loaded: Loaded, questions: QuestionFi
     if not len(samples.table):
         report = samples.truncation
         raise DataError(
-            f"{', '.join(questions.paths)}: none of the questions can be trained on with "
-            f"prompt.style={config.prompt.style}: {len(report.unrenderable)} cannot be rendered (no answer or no "
+            f"{', '.join(questions.paths)}: none of {len(report.unrenderable) + len(report.too_long)} questions can be trained on "
+            f"with prompt.style={config.prompt.style}: {len(report.unrenderable)} cannot be rendered (no answer or no "
             f"explanation), {len(report.too_long)} do not fit prompt.max_source_length="
             f"{config.prompt.max_source_length} and max_target_length={config.prompt.max_target_length}."
         )

@@ -104,12 +104,13 @@ def encode(config: Config, family: Family, loaded: Loaded, questions: QuestionFi
             shutil.rmtree(folder)
         samples = _samples(_table(whole, key, cache))
     if not len(samples.table):
-        report = samples.truncation
+        report, prompt = samples.truncation, config.prompt
+        unrenderable, too_long = len(report.unrenderable), len(report.too_long)
         raise DataError(
-            f"{', '.join(questions.paths)}: none of {len(report.unrenderable) + len(report.too_long)} questions can be trained on "
-            f"with prompt.style={config.prompt.style}: {len(report.unrenderable)} cannot be rendered (no answer or no "
-            f"explanation), {len(report.too_long)} do not fit prompt.max_source_length="
-            f"{config.prompt.max_source_length} and max_target_length={config.prompt.max_target_length}."
+            f"{', '.join(questions.paths)}: none of {unrenderable + too_long} questions can be trained on with "
+            f"prompt.style={prompt.style}: {unrenderable} cannot be rendered (no answer or no explanation), {too_long} do "
+            f"not fit prompt.max_source_length={prompt.max_source_length} and "
+            f"max_target_length={prompt.max_target_length}."
         )
     return samples
 

@@ -108,8 +108,8 @@ def encode(config: Config, family: Family, loaded: Loaded, questions: QuestionFi
         unrenderable, too_long = len(report.unrenderable), len(report.too_long)
         raise DataError(
             f"{', '.join(questions.paths)}: none of {unrenderable + too_long} questions can be trained on with "
-            f"prompt.style={prompt.style}: {unrenderable} cannot be rendered (no answer or no explanation), {too_long} do "
-            f"not fit prompt.max_source_length={prompt.max_source_length} and "
+            f"prompt.style={prompt.style}: {unrenderable} cannot be rendered (no answer or no explanation), {too_long} "
+            f"do not fit prompt.max_source_length={prompt.max_source_length} and "
             f"max_target_length={prompt.max_target_length}."
         )
     return samples

@@ -74,7 +74,7 @@ def _decoder(config: Config, loaded: "Loaded") -> Any:
 
 
 def _asked(config: Config, loaded: "Loaded", messages: Messages) -> prompts.Asked:
-    style = config.prompt.style
+    style = prompts.style_of(config.prompt)
     spoken = [m["content"] if m["role"] == "assistant" else _ask(m["content"], style)
               for m in messages if m["role"] != "system"]  # fmt: skip
     turns = tuple(Turn(*pair) for pair in zip(spoken[:-1:2], spoken[1::2], strict=False))
@@ -83,7 +83,7 @@ def _asked(config: Config, loaded: "Loaded", messages: Messages) -> prompts.Aske
     return prompts.Asked(nothing, lambda question: spoken[-1], turns if remembers(config, loaded) else (), system)
 
 
-def _ask(text: str, style: str) -> str:
+def _ask(text: str, style: str | prompts.Style) -> str:
     """Return an exam question in the style that the model was trained on, and any other text as it is."""
     start = re.search(r"^\s*[(（]?[AaＡａ][\s.．、:：)）]", text, re.MULTILINE)
     if start is None or not text[: start.start()].strip():

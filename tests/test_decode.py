@@ -14,7 +14,7 @@ from cmexam_tune.core.config import Config
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.core.schema import Question
 from cmexam_tune.families import Loaded, llama
-from cmexam_tune.models import legal
+from cmexam_tune.models import decode, legal
 
 MODES = ("generate", "constrained", "likelihood")
 
@@ -70,7 +70,7 @@ def test_likelihood_is_the_sum_of_token_log_probabilities(model: tuple[Loaded, C
     config = replace(set_generation(config, answer_sets=sets, batch_size=3), prompt=replace(config.prompt, style=style))
     some = questions(4) if sets == "single" else questions(2)
     decoder = llama.decoder(loaded, config)
-    for item, scores in decoder.likelihoods(prompts.plainly(some, config)):
+    for item, scores in decoder.likelihoods(decode.plainly(some, config)):
         answers = decoder.legal_answers(item.question)
         assert set(scores) == set(answers) == set(legal.letter_sets(item.question, config))
         for letters, ids in answers.items():
@@ -118,7 +118,7 @@ def test_constrained_takes_the_best_legal_token_at_each_step(model: tuple[Loaded
     config = set_generation(config, mode="constrained", answer_sets="multiple")
     for q in questions(3):
         decoder = llama.decoder(loaded, config)
-        (item,) = decoder.ask(prompts.plainly([q], config))
+        (item,) = decoder.ask(decode.plainly([q], config))
         legal = list(decoder.legal_answers(q).values())
         start = len(item.ids)
 
@@ -141,7 +141,7 @@ def test_constrained_takes_the_best_legal_token_at_each_step(model: tuple[Loaded
 def test_generate_is_greedy_and_equals_a_loop_without_cache(model: tuple[Loaded, Config]) -> None:
     loaded, config = model
     for q in questions(3):
-        (item,) = llama.decoder(loaded, config).ask(prompts.plainly([q], config))
+        (item,) = llama.decoder(loaded, config).ask(decode.plainly([q], config))
         ids = list(item.ids)
         for _ in range(8):
             with torch.no_grad():
@@ -187,7 +187,7 @@ def test_prior_normalisation_takes_off_what_a_blank_question_gives(model: tuple[
     blank = replace(q, stem="…", options=dict.fromkeys(q.options, "…"))
 
     def scores(which: Question) -> dict[str, float]:
-        ((_, found),) = llama.decoder(loaded, config).likelihoods(prompts.plainly([which], config))
+        ((_, found),) = llama.decoder(loaded, config).likelihoods(decode.plainly([which], config))
         return found
 
     mine, prior = scores(q), scores(blank)
@@ -255,7 +255,7 @@ def test_chatglm_answers_in_all_three_ways(family: str, method: str) -> None:
         assert mode == "generate" or all(p.answer for p in found[0].values())
     decoder = chatglm.decoder(loaded, config)
     lead = decoder.codec.lead
-    for item, scores in decoder.likelihoods(prompts.plainly(asked[:3], config)):
+    for item, scores in decoder.likelihoods(decode.plainly(asked[:3], config)):
         for letters, ids in decoder.legal_answers(item.question).items():
             with torch.no_grad():
                 logs = torch.log_softmax(

@@ -5,7 +5,7 @@ that the same threshold serves one answer and several. label: one softmax over t
 multilabel: one sigmoid for each letter.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -32,7 +32,7 @@ THRESHOLD = 0.5
 """Probability from which an option belongs to the answer; the best one always does."""
 
 
-def load(model: ModelConfig, questions: Iterable[Question] | None = None, device: str = "cpu") -> Loaded:
+def load(model: ModelConfig, questions: Sequence[Question] | None = None, device: str = "cpu") -> Loaded:
     """Load an encoder with a classification head.
 
     A new head of `label` or `multilabel` takes its labels from `questions`; a head that was trained here brings them
@@ -72,7 +72,7 @@ def load(model: ModelConfig, questions: Iterable[Question] | None = None, device
 
 
 def _labels(
-    head: str, model: ModelConfig, stored: PreTrainedConfig | None, questions: Iterable[Question] | None
+    head: str, model: ModelConfig, stored: PreTrainedConfig | None, questions: Sequence[Question] | None
 ) -> list[str]:
     """Return the labels of the head, in the order of its outputs."""
     named = model.config.get("id2label")
@@ -139,9 +139,11 @@ def _sources(loaded: Loaded, questions: Sequence[Question], prompt: PromptConfig
             f"prompt.max_source_length={prompt.max_source_length}: this model has {limit} positions. Set at most that."
         )
 
+    style = prompts.style_of(prompt)
+
     def tokenize(some: list[Question]) -> list[list[Ids]]:
         if not choice:
-            return [[ids] for ids in tokenizer([prompts.prompt(q, prompt.style) for q in some])["input_ids"]]
+            return [[ids] for ids in tokenizer([prompts.prompt(q, style) for q in some])["input_ids"]]
         stems = [question.stem for question in some for _ in question.options]
         options = [text for question in some for text in question.options.values()]
         flat = iter(tokenizer(stems, options)["input_ids"])

@@ -10,7 +10,7 @@ from cmexam_tune.core.config import PromptConfig
 from cmexam_tune.core.schema import Question
 from cmexam_tune.models import Loaded, features
 from cmexam_tune.models.features import IGNORE_INDEX, Encoded, Ids
-from cmexam_tune.prompts import Dialogue
+from cmexam_tune.prompts import Dialogue, style_of
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def encode(codec: Codec, questions: Sequence[Question], prompt: PromptConfig) ->
     """Return training rows with `question_id`, `input_ids` and `labels`, within the prompt's limits."""
     return features.encode(
         questions,
-        prompt.style,
+        style_of(prompt),
         (prompt.max_source_length, prompt.max_target_length),
         lambda texts: codec.sources([Dialogue(text, (), prompt.system) for text in texts]),
         codec.targets,

@@ -9,7 +9,6 @@ from peft import PeftModel
 from transformers import GenerationConfig
 
 from cmexam_tune import answers, prompts
-from cmexam_tune.answers import letter_sets
 from cmexam_tune.core.config import Config
 from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.models import Loaded, features, legal, writing
@@ -19,6 +18,12 @@ from cmexam_tune.prompts import Asked
 
 BLANK = "…"
 """Stands for stem and options in the prompt that prior normalisation compares with."""
+
+
+def plainly(questions: Sequence[Question], config: Config) -> list[Asked]:
+    """Return the questions in the config's words, with nothing said before."""
+    style = prompts.style_of(config.prompt)
+    return [Asked(question, lambda shown: prompts.prompt(shown, style)) for question in questions]
 
 
 @dataclass(frozen=True)
@@ -163,11 +168,11 @@ class Decoder:
         Raises:
             ConfigError: the style's completions do not start with the letters.
         """
-        style = self.config.prompt.style
-        sets = letter_sets(question, self.config.generation.answer_sets)
+        style = prompts.style_of(self.config.prompt)
+        sets = legal.letter_sets(question, self.config)
         heads = [prompts.answer_head(question, letters, style) for letters in sets]
         several = len(sets) > len(question.options)
-        after, field, _ = prompts.style_named(style).write.partition("{letters}")[2].partition("{")
+        after, field, _ = style.write.partition("{letters}")[2].partition("{")
         texts = [head + after for head in heads] if several else heads
         front = len(self.codec.lead)
         ids = self.codec.targets(texts)
@@ -175,7 +180,9 @@ class Decoder:
         return {letters: row[front:] if ends else row[front:-1] for letters, row in zip(sets, ids, strict=True)}
 
     def _legal(self, question: Question, letters: str) -> Prediction:
-        return Prediction(question.id, prompts.answer_head(question, letters, self.config.prompt.style), letters)
+        return Prediction(
+            question.id, prompts.answer_head(question, letters, prompts.style_of(self.config.prompt)), letters
+        )
 
     def _normalised(self, asked: Sequence[Asked]) -> Iterator[tuple[Item, dict[str, float]]]:
         """Yield the scores by which answers are chosen."""
@@ -214,7 +221,7 @@ class Decoder:
 
         def kind(item: Item) -> str:
             """Questions with the same key have the same legal answers."""
-            return " ".join(letter_sets(item.question, self.config.generation.answer_sets))
+            return " ".join(legal.letter_sets(item.question, self.config))
 
         for item in items:
             if (key := kind(item)) not in known:

@@ -6,6 +6,7 @@ from typing import Any, Generic, TypeVar
 
 from cmexam_tune import prompts
 from cmexam_tune.core.schema import Example, Question
+from cmexam_tune.prompts import Style
 
 IGNORE_INDEX = -100
 """Label of a token that carries no loss (torch's and transformers' value)."""
@@ -80,13 +81,17 @@ def fit_stems(
 
 
 def encode(
-    questions: Sequence[Question], style: str, limits: tuple[int, int], source_ids: Tokenize, target_ids: Tokenize
+    questions: Sequence[Question],
+    style: str | Style,
+    limits: tuple[int, int],
+    source_ids: Tokenize,
+    target_ids: Tokenize,
 ) -> Encoded:
     """Return training rows with labels on the completion only.
 
     Args:
         questions: what to encode; those that the style cannot render are skipped and listed.
-        style: a name of `prompts.STYLES`.
+        style: how they are asked and answered.
         limits: most tokens of the prompt, most tokens of the completion with its EOS.
         source_ids: prompts to ids, all special tokens of the prompt included.
         target_ids: completions to ids, EOS included.
@@ -95,7 +100,7 @@ def encode(
     sources = fit_stems(
         able, lambda some: source_ids([prompts.prompt(question, style) for question in some]), limits[0], len
     )
-    targets, cut = fit_completions(able, examples, target_ids, limits[1])
+    targets, cut = fit_completions(able, examples, style, target_ids, limits[1])
     rows: list[Mapping[str, Any]] = []
     too_long: list[str] = []
     kept: list[int] = []
@@ -121,7 +126,7 @@ def encode(
     )
 
 
-def _rendered(questions: Sequence[Question], style: str) -> tuple[list[Question], list[Example], list[str]]:
+def _rendered(questions: Sequence[Question], style: str | Style) -> tuple[list[Question], list[Example], list[str]]:
     """Return the questions that the style can render with an answer, their examples, and the ids of the others."""
     able: list[Question] = []
     examples: list[Example] = []
@@ -141,7 +146,11 @@ def _rendered(questions: Sequence[Question], style: str) -> tuple[list[Question]
 
 
 def fit_completions(
-    questions: Sequence[Question], examples: Sequence[Example], target_ids: Tokenize, limit: int
+    questions: Sequence[Question],
+    examples: Sequence[Example],
+    style: str | Style,
+    target_ids: Tokenize,
+    limit: int,
 ) -> tuple[list[Ids | None], set[int]]:
     """Tokenise completions into at most `limit` tokens; None where the answer alone does not fit.
 
@@ -151,11 +160,13 @@ def fit_completions(
     ids: list[Ids | None] = list(target_ids([example.completion for example in examples])) if examples else []
     cut = {i for i, row in enumerate(ids) if row is not None and len(row) > limit}
     for i in cut:
-        ids[i] = _cut_explanation(questions[i], examples[i], target_ids, limit)
+        ids[i] = _cut_explanation(questions[i], examples[i], style, target_ids, limit)
     return ids, cut
 
 
-def _cut_explanation(question: Question, example: Example, target_ids: Tokenize, limit: int) -> Ids | None:
+def _cut_explanation(
+    question: Question, example: Example, style: str | Style, target_ids: Tokenize, limit: int
+) -> Ids | None:
     text, explanation = example.completion, (question.explanation or "").strip()
     start = text.rfind(explanation) if explanation else -1
     if start < 0:
@@ -168,7 +179,7 @@ def _cut_explanation(question: Question, example: Example, target_ids: Tokenize,
     fits, over, best = -1, len(explanation), None
     keep = 1
     while over - fits > 1:
-        shorter = prompts.render(replace(question, explanation=explanation[:keep]), example.style).completion
+        shorter = prompts.render(replace(question, explanation=explanation[:keep]), style).completion
         (row,) = target_ids([shorter])
         if len(row) <= limit:
             fits, best = keep, row

@@ -51,8 +51,6 @@ def load(source: Source) -> Loaded:
         family: Any = variants.load("families", source.config.model.family)
         loaded = family.load(source.config.model)
     model: Any = loaded.model
-    if model is None:  # behind an address
-        return loaded
     return Loaded(model.to(device()).eval(), loaded.tokenizer)
 
 

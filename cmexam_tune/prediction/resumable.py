@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -10,6 +11,7 @@ from typing import IO, Any
 from cmexam_tune.core import files, jsonl
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.prediction import provenance
+from cmexam_tune.prediction.sharing import Processes
 
 KEY = "question_id"
 FAILED = "error"
@@ -25,12 +27,16 @@ class ResumableFile:
     """Records at `path`, one JSON object a line with its key in `question_id`; use it as a context manager.
 
     Entering looks at what is there and changes nothing, so that a wrong path or setting costs no old file; `begin`
-    makes the file ready for `append`. One process at a time may have it open.
+    makes the file ready for `append`. One prediction at a time may have it open. Several processes of one prediction
+    append to parts of their own, which the first one joins; all of them enter, begin and finish together.
     """
 
-    def __init__(self, path: str | Path, meta: Mapping[str, Any], overwrite: bool = False) -> None:
-        """Take where the records go, what they come from, and whether old ones are replaced."""
+    def __init__(
+        self, path: str | Path, meta: Mapping[str, Any], overwrite: bool = False, processes: Processes | None = None
+    ) -> None:
+        """Take where the records go, what they come from, whether old ones are replaced, and who else writes."""
         self.path, self.meta = Path(path), meta
+        self.processes = processes or Processes()
         self.known: frozenset[str] = frozenset()
         """Keys that need no answer any more."""
         self.result: dict[str, Any] = {}
@@ -45,14 +51,7 @@ class ResumableFile:
         Raises:
             UserError: another process has the file open, or it holds records of something else, or is no such file.
         """
-        for path in (self.path, meta_path(self.path)):
-            files.check_replaceable(path)
-        self._lock.enter_context(files.lock(self.path))
-        try:
-            self._look()
-        except BaseException:
-            self._lock.close()
-            raise
+        self.known, self.result = self.processes.from_first(self._open)
         return self
 
     def __exit__(
@@ -64,10 +63,20 @@ class ResumableFile:
             self._handle = None
         self._lock.close()
 
-    def _look(self) -> None:
+    def _open(self) -> tuple[frozenset[str], dict[str, Any]]:
+        for path in (self.path, meta_path(self.path)):
+            files.check_replaceable(path)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(files.lock(self.path))
+            lines, result = self._look()
+            self._lock = stack.pop_all()
+        return frozenset(lines), result
+
+    def _look(self) -> tuple[Mapping[str, bytes], dict[str, Any]]:
+        """Return the records that count, and `result` of the runs before."""
         note = _read_note(meta_path(self.path))
-        if not self.path.exists() or not self.path.stat().st_size:
-            return
+        if not self.path.exists() or not (self.path.stat().st_size or self._parts()):
+            return {}, {}
         if note is None:
             # It may be anybody's file, also for --overwrite.
             raise UserError(
@@ -75,7 +84,7 @@ class ResumableFile:
                 "--out, or move the file away."
             )
         if self._overwrite:
-            return
+            return {}, {}
         lines = self._lines()
         if changed := provenance.differences(note, json.loads(json.dumps(self.meta))):
             raise UserError(
@@ -83,34 +92,41 @@ class ResumableFile:
                 "Add --overwrite to replace it, or choose another --out."
             )
         self._fresh = False
-        self.known = frozenset(lines)
-        self.result = dict(note.get("result") or {})
+        return lines, dict(note.get("result") or {})
+
+    def _part(self, rank: int) -> Path:
+        return Path(f"{self.path}.part{rank}")
+
+    def _parts(self) -> list[Path]:
+        found = re.compile(re.escape(self._part(0).name[:-1]) + r"\d+")
+        return sorted(path for path in self.path.parent.iterdir() if found.fullmatch(path.name))
 
     def _lines(self, failed: bool = False) -> dict[str, bytes]:
         """Return key -> line of every record, answers that failed only if asked for; a half-written line is none."""
         found: dict[str, bytes] = {}
-        with self.path.open("rb") as handle:
-            for number, line in enumerate(handle, 1):
-                if not line.endswith(b"\n"):
-                    break  # what a killed process left half-written is answered again
-                try:
-                    record = json.loads(line)
-                    key, finish = record[KEY], record.get("finish")
-                except (ValueError, TypeError, KeyError, RecursionError):
-                    raise UserError(
-                        f"{self.path}:{number}: is no prediction. Choose another --out, or add --overwrite."
-                    ) from None
-                if failed or finish != FAILED:
-                    found.setdefault(key, line)
+        for path in (self.path, *self._parts()):
+            with path.open("rb") as handle:
+                for number, line in enumerate(handle, 1):
+                    if not line.endswith(b"\n"):
+                        break  # what a killed process left half-written is answered again
+                    key, finish = _read_key(line, f"{path}:{number}")
+                    if failed or finish != FAILED:
+                        found.setdefault(key, line)
         return found
 
     def begin(self) -> None:
         """Make the file ready: empty, or with the records that count and nothing else."""
-        # The records go first: killed between the two, nothing vouches for what another experiment answered.
-        self._write({} if self._fresh else self._lines())
-        self._write_note()
+        self.processes.wait()
+        if self.processes.first:
+            if self._fresh:
+                self._remove_parts()
+            # The records go first: killed between the two, nothing vouches for what another experiment answered.
+            self._write({} if self._fresh else self._lines())
+            self._write_note()
+        self.processes.wait()
         self._fresh = False
-        self._handle = self.path.open("ab")
+        path = self.path if self.processes.count == 1 else self._part(self.processes.rank)
+        self._handle = path.open("ab")
 
     def append(self, record: object) -> None:
         """Write one record at once: a killed process leaves at most one that is incomplete."""
@@ -119,26 +135,48 @@ class ResumableFile:
         self._handle.flush()
 
     def finish(self, order: Sequence[str]) -> None:
-        """Put the records in the order of `order`, so that the file does not show when it was interrupted.
+        """Put the records in the order of `order`, so that the file does not show how often it was interrupted.
 
         Keys that are not in `order` (of a longer run before) keep their place behind them; `result` goes to the note.
         """
         assert self._handle is not None
         self._handle.close()
         self._handle = None
-        lines = self._lines(failed=True)
-        wanted = {key: lines.pop(key) for key in order if key in lines}
-        self._write({**wanted, **lines})
-        self._write_note()
+        self.processes.wait()
+        if self.processes.first:
+            lines = self._lines(failed=True)
+            wanted = {key: lines.pop(key) for key in order if key in lines}
+            self._write({**wanted, **lines})
+            self._write_note()
+        self.processes.wait()
+
+    def _write(self, lines: Mapping[str, bytes]) -> None:
+        """Write all records into one file; parts are removed only when it is there."""
+        with files.atomic_write(self.path, binary=True) as handle:
+            handle.writelines(lines.values())
+        self._remove_parts()
+
+    def _remove_parts(self) -> None:
+        for part in self._parts():
+            part.unlink()
 
     def _write_note(self) -> None:
         with files.atomic_write(meta_path(self.path)) as handle:
             json.dump({**self.meta, "result": self.result}, handle, ensure_ascii=False, indent=1)
             handle.write("\n")
 
-    def _write(self, lines: Mapping[str, bytes]) -> None:
-        with files.atomic_write(self.path, binary=True) as handle:
-            handle.writelines(lines.values())
+
+def _read_key(line: bytes, where: str) -> tuple[str, str | None]:
+    """Return key and `finish` of a record.
+
+    Raises:
+        UserError: the line is no record.
+    """
+    try:
+        record = json.loads(line)
+        return str(record[KEY]), record.get("finish")
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise UserError(f"{where}: is no prediction. Choose another --out, or add --overwrite.") from None
 
 
 def _read_note(path: Path) -> dict[str, Any] | None:

@@ -1,21 +1,22 @@
 """Asking a question, in one way for all programs.
 
-In: a question and a style. Out: what the model reads, and what it should write. Start reading in `styles.py`, the words
-of a question; `templates.py` is what a model's own format puts around them.
+In: a question and the section `prompt` of a config. Out: what the model reads, and what it should write. Start reading
+in `styles.py`, the words of a question; `asked.py` puts examples before them (`shots.py`) and options into another
+order (`order.py`); `templates.py` is what a model's own format puts around them.
 """
 
-from cmexam_tune.prompts.asked import Asked, Dialogue
+from cmexam_tune.prompts.asked import Asked, Asking, Dialogue
+from cmexam_tune.prompts.shots import Shots
 from cmexam_tune.prompts.styles import (
     STYLES,
     Style,
     Unrenderable,
     answer_head,
-    fewshot,
-    plainly,
     prompt,
     render,
     shorten_stem,
     style_named,
+    style_of,
 )
 from cmexam_tune.prompts.templates import TEMPLATES, Template, template, wrap
 
@@ -23,17 +24,18 @@ __all__ = [
     "STYLES",
     "TEMPLATES",
     "Asked",
+    "Asking",
     "Dialogue",
+    "Shots",
     "Style",
     "Template",
     "Unrenderable",
     "answer_head",
-    "fewshot",
-    "plainly",
     "prompt",
     "render",
     "shorten_stem",
     "style_named",
+    "style_of",
     "template",
     "wrap",
 ]

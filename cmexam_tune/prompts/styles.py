@@ -8,15 +8,12 @@ text is kept whole (released: its last word), and a question that a style cannot
 """
 
 import dataclasses
-import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cmexam_tune.core.config import Config
+from cmexam_tune.core.config import PromptConfig
 from cmexam_tune.core.errors import ConfigError, DataError
 from cmexam_tune.core.schema import Example, Question
 from cmexam_tune.core.variants import suggest
-from cmexam_tune.prompts.asked import Asked
 
 TEXT_SEPARATOR = "；"
 """Between the option texts of an answer with several letters."""
@@ -45,6 +42,8 @@ class Style:
     write: str
     ask_by_kind: tuple[tuple[str, str], ...] = ()
     """(kind, text that replaces `ask` for it)."""
+    shortest_option: int = 0
+    """Options of fewer characters are not shown."""
 
 
 _WITH_OPTIONS = "问题: {question}, \n 选项: {options}"
@@ -70,15 +69,18 @@ _NUMBERED = (
     Style("open", _OPEN, "答案: {text}"),
     Style("open_explain", _OPEN, "答案: {text}. \n 解释: {explanation}"),
 )
+_CMB_ANSWER = Style(
+    "cmb_answer", _CMB + "不需要做任何分析和解释，直接输出答案选项。\n{question}\n{option_str}", "答案是{letters}。"
+)
+_CMB_COT = Style(
+    "cmb_cot", _CMB + "请分析每个选项，并最后给出答案。\n{question}\n{option_str}", "{explanation}所以答案是{letters}。"
+)
 _NAMED = (
-    Style(
-        "cmb_answer", _CMB + "不需要做任何分析和解释，直接输出答案选项。\n{question}\n{option_str}", "答案是{letters}。"
-    ),
-    Style(
-        "cmb_cot",
-        _CMB + "请分析每个选项，并最后给出答案。\n{question}\n{option_str}",
-        "{explanation}所以答案是{letters}。",
-    ),
+    _CMB_ANSWER,
+    _CMB_COT,
+    # The released code loses options of one character, so that `C. 苯` is not among the choices.
+    dataclasses.replace(_CMB_ANSWER, name="cmb_answer_script", shortest_option=2),
+    dataclasses.replace(_CMB_COT, name="cmb_cot_script", shortest_option=2),
     # The released script picks the wording by the length of the gold answer. Here only what the exam paper prints
     # (`kind`) decides; a question of unknown kind gets the wording in `ask`, which names neither.
     Style(
@@ -101,18 +103,32 @@ STYLES: dict[str, Style] = {
 """Name -> style; the original repository's ids "1" to "6" are keys too."""
 
 
-def style_named(name: str) -> Style:
-    """Return the style with that name or id.
+def style_named(name: str | Style) -> Style:
+    """Return the style with that name or id; a style is returned as it is.
 
     Raises:
         ConfigError: there is none; the message suggests the nearest name.
     """
+    if isinstance(name, Style):
+        return name
     if name not in STYLES:
         raise ConfigError(f"prompt style {name!r} is unknown{suggest(name, STYLES)}; known: {', '.join(STYLES)}.")
     return STYLES[name]
 
 
-def prompt(question: Question, style: str) -> str:
+def style_of(prompt: PromptConfig) -> Style:
+    """Return the style that a configuration asks for, with its own words where it brings any.
+
+    Raises:
+        ConfigError: unknown style.
+    """
+    style = style_named(prompt.style)
+    if prompt.ask is not None:
+        style = dataclasses.replace(style, ask=prompt.ask, ask_by_kind=())
+    return style if prompt.write is None else dataclasses.replace(style, write=prompt.write)
+
+
+def prompt(question: Question, style: str | Style) -> str:
     """Return what the model is asked, whether or not the completion can be rendered; the answer is never read.
 
     Raises:
@@ -120,10 +136,11 @@ def prompt(question: Question, style: str) -> str:
     """
     chosen = style_named(style)
     ask = dict(chosen.ask_by_kind).get(question.kind or "", chosen.ask)
+    options = [(letter, text) for letter, text in question.options.items() if len(text) >= chosen.shortest_option]
     return ask.format(
         question=question.stem,
-        options="\n".join(f"{letter} {text}" for letter, text in question.options.items()),
-        option_str="\n".join(f"{letter}. {text}" for letter, text in question.options.items()),
+        options="\n".join(f"{letter} {text}" for letter, text in options),
+        option_str="\n".join(f"{letter}. {text}" for letter, text in options),
         exam=_exam(question),
         question_type=_question_type(question),
     )
@@ -142,7 +159,7 @@ def _question_type(question: Question) -> str:
     return printed or {"single": "单项选择题", "multiple": "多项选择题"}.get(question.kind or "", "选择题")
 
 
-def render(question: Question, style: str) -> Example:
+def render(question: Question, style: str | Style) -> Example:
     """Return what the model reads and should write; a question without a published answer has completion "".
 
     Raises:
@@ -150,7 +167,7 @@ def render(question: Question, style: str) -> Example:
         ConfigError: unknown style.
     """
     chosen = style_named(style)
-    asked = prompt(question, style)
+    asked = prompt(question, chosen)
     if question.answer is None:
         return Example(question.id, asked, "", chosen.name)
     if "{explanation}" in chosen.write and not question.explanation:
@@ -160,7 +177,7 @@ def render(question: Question, style: str) -> Example:
     return Example(question.id, asked, completion, chosen.name)
 
 
-def answer_head(question: Question, letters: str, style: str) -> str:
+def answer_head(question: Question, letters: str, style: str | Style) -> str:
     """Return the completion up to and including its letters, were `letters` the answer: `答案: AC`.
 
     Raises:
@@ -176,11 +193,6 @@ def answer_head(question: Question, letters: str, style: str) -> str:
     return before + letters
 
 
-def plainly(questions: Sequence[Question], config: Config) -> list[Asked]:
-    """Return the questions as `prompt.style` puts them, with nothing said before."""
-    return [Asked(question, lambda shown: prompt(shown, config.prompt.style)) for question in questions]
-
-
 def shorten_stem(question: Question, keep: int) -> Question:
     """Return the question with `keep` characters of its stem, head and tail alike, and `…` for the middle.
 
@@ -192,28 +204,3 @@ def shorten_stem(question: Question, keep: int) -> Question:
     tail = max(keep, 0) - head
     stem = question.stem[:head] + "…" + (question.stem[-tail:] if tail else "")
     return dataclasses.replace(question, stem=stem)
-
-
-def fewshot(question: Question, pool: Sequence[Question], style: str, n: int = 3, seed: int = 0) -> list[Example]:
-    """Return `n` examples from `pool` as CMB draws them: same exam_class, never the question itself.
-
-    The draw depends only on the seed and the class, so questions outside the pool that share a class share their
-    examples too.
-
-    Raises:
-        DataError: fewer than `n` questions of that class can be rendered in this style.
-    """
-    name = question.facets.get("exam_class", "")
-    examples = []
-    for candidate in pool:
-        if candidate.facets.get("exam_class", "") != name or candidate.answer is None or candidate.id == question.id:
-            continue
-        try:
-            examples.append(render(candidate, style))
-        except Unrenderable:
-            continue
-    if len(examples) < n:
-        raise DataError(
-            f"few-shot: {n} examples of exam_class {name!r} are needed, {len(examples)} can be rendered in {style!r}."
-        )
-    return random.Random(f"{seed}/{name}").sample(examples, n)

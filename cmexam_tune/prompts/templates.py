@@ -20,9 +20,15 @@ class Template:
     turn: str
     """A single question, up to where the model starts to write."""
     example: str | None = None
-    """One few-shot example before it; None: no published form."""
+    """One exchange before it, a few-shot example or an earlier turn; None: no published form."""
     turn_after: str | None = None
-    """The question after examples where that differs from `turn`."""
+    """The question after earlier turns where that differs from `turn`."""
+    after_examples: str | None = None
+    """The question after few-shot examples where that differs from `turn_after`."""
+    examples_inside: str | None = None
+    """Few-shot examples and earlier turns stand inside the question's own turn, and this behind each of them."""
+    case: tuple[str, str] = ("{record}{question}", "{question}")
+    """CMB-Clin: the words of the first turn of a case, and of the later ones."""
     system: str | None = None
     """The default system text; None: the wrapper has no place for one."""
     separator: str = ""
@@ -45,21 +51,34 @@ class Template:
         Raises:
             ConfigError: a system text or earlier turns for a wrapper that has no place for them.
         """
-        words, turns, system = dialogue
+        words, turns, system, examples = dialogue
         if system and self.system is None:
             having = ", ".join(key for key, value in TEMPLATES.items() if value.system is not None)
             raise ConfigError(
                 f"prompt.system: the template {self.name!r} has no system message. Leave it out, or use {having}."
             )
-        if turns and self.example is None:
+        before = [*examples, *turns]
+        if before and self.example is None:
             raise ConfigError(f"prompt.template: {self.name!r} has no published form of few-shot examples.")
         head = self.system if system is None else system
-        parts = [head + self.separator] if head else []
-        for number, turn in enumerate(turns, self.first_round):
-            parts.append(_fill(self.example or "", number, turn.question, turn.answer))
-        last = self.turn_after if turns and self.turn_after is not None else self.turn
-        parts.append(_fill(last, self.first_round + len(turns), words, ""))
-        return "".join(parts)
+        rounds = [
+            _fill(self.example or "", number, turn.question, turn.answer)
+            for number, turn in enumerate(before, self.first_round)
+        ]
+        if self.examples_inside is not None:
+            words = "".join([*(text + self.examples_inside for text in rounds), words])
+            rounds = []
+        last = _fill(self._last(bool(examples), bool(turns)), self.first_round + len(rounds), words, "")
+        return "".join([*([head + self.separator] if head else []), *rounds, last])
+
+    def _last(self, examples: bool, turns: bool) -> str:
+        """Return the form of the question after what there is before it."""
+        after = self.turn_after if self.turn_after is not None else self.turn
+        if turns:
+            return after
+        if examples:
+            return after if self.after_examples is None else self.after_examples
+        return self.turn
 
 
 _ALPACA = "Below is an instruction that describes a task. Write a response that appropriately completes the request."
@@ -95,6 +114,9 @@ _WRAPPERS = {
     "baichuan": Template(
         "<reserved_102>{q}<reserved_103>", "<reserved_102>{q}<reserved_103>{a}</s>", stop=("<reserved_102>",)
     ),
+    "baichuan_clin": Template(
+        "<reserved_102>{q} <reserved_103>", "<reserved_102>{q} <reserved_103>{a}</s>", stop=("<reserved_102>",)
+    ),
     "baichuan2": Template(
         "<reserved_106>{q}<reserved_107>", "<reserved_106>{q}<reserved_107>{a}</s>", stop=("<reserved_106>",)
     ),
@@ -105,7 +127,11 @@ _WRAPPERS = {
         "[Round {i}]\n\n问：{q}\n\n答：", "[Round {i}]\n\n问：{q}\n\n答：{a}\n\n", stop=("[Round ",), first_round=1
     ),
     "cmb_chatglm": Template(
-        "问：{q}\n答：", "[Round {i}]\n问：{q}\n答：{a}\n", "[Round {i}]\n问：{q}\n答：", stop=("[Round ", "\n问：")
+        "问：{q}\n答：",
+        "[Round {i}]\n问：{q}\n答：{a}\n",
+        "[Round {i}]\n问：{q}\n答：",
+        after_examples="问：{q}\n答：",
+        stop=("[Round ", "\n问："),
     ),
     "chatmed": Template("问：\n{q}\n答：\n", "问：\n{q}\n答：\n{a}\n", stop=("\n问：",)),
     "huatuogpt": Template(
@@ -114,6 +140,16 @@ _WRAPPERS = {
     "medicalgpt": Template(
         "### Instruction:{q}\n\n### Response: ",
         "问题：{q}\n答案：{a}\n\n",
+        examples_inside="\n\n",
+        system=_ALPACA,
+        separator="\n\n",
+        stop=("### Instruction:",),
+    ),
+    "medicalgpt_clin": Template(
+        "### Instruction:{q}\n\n### Response: ",
+        "{q}答案：{a}",
+        examples_inside="\n\n",
+        case=("{record}问题：{question}", "问题：{question}"),
         system=_ALPACA,
         separator="\n\n",
         stop=("### Instruction:",),
@@ -121,6 +157,7 @@ _WRAPPERS = {
     "qizhen": Template(
         "### Instruction:{q}\n\n### Response: ",
         "{q}\n{a}",
+        examples_inside="\n\n",
         system=_ALPACA,
         separator="\n\n",
         stop=("### Instruction:",),
@@ -143,19 +180,22 @@ def template(name: str) -> Template:
     return TEMPLATES[name]
 
 
-def wrap(words: str, name: str, system: str | None = None, turns: Sequence[Turn] = ()) -> str:
-    """Return the prompt inside the wrapper `name`, after earlier `turns` if there are any.
+def wrap(
+    words: str, name: str, system: str | None = None, turns: Sequence[Turn] = (), examples: Sequence[Turn] = ()
+) -> str:
+    """Return the prompt inside the wrapper `name`, after `examples` and earlier `turns` if there are any.
 
     Args:
         words: what `prompts.render` made of a question.
         name: a key of `TEMPLATES`.
         system: replaces the wrapper's own system text; an empty string leaves it out.
-        turns: for example answered questions in the same style.
+        turns: a conversation so far.
+        examples: answered questions in the same style.
 
     Raises:
         ConfigError: unknown wrapper, or something that it has no place for.
     """
-    return template(name).text(Dialogue(words, tuple(turns), system))
+    return template(name).text(Dialogue(words, tuple(turns), system, tuple(examples)))
 
 
 def _fill(text: str, number: int, question: str, answer: str) -> str:

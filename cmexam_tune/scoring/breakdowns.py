@@ -77,7 +77,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Breakdown:
+class Table:
     """One breakdown."""
 
     facet: str
@@ -128,14 +128,12 @@ def by_facet(graded: Iterable["Graded"], score: Scorer) -> dict[str, dict[str, S
     }
 
 
-def tables(
-    graded: Sequence["Graded"], scores: Mapping[str, Mapping[str, Scores]], score: Scorer
-) -> tuple[Breakdown, ...]:
+def tables(graded: Sequence["Graded"], scores: Mapping[str, Mapping[str, Scores]], score: Scorer) -> tuple[Table, ...]:
     """Return one table for each facet of `scores` (what `by_facet` returned for the same questions)."""
     return tuple(_table(facet, graded, scores[facet], score) for facet in scores)
 
 
-def _table(facet: str, graded: Sequence["Graded"], scores: Mapping[str, Scores], score: Scorer) -> Breakdown:
+def _table(facet: str, graded: Sequence["Graded"], scores: Mapping[str, Scores], score: Scorer) -> Table:
     definition = define(facet)
     spellings: dict[Name, list[str]] = defaultdict(list)
     for value in scores:
@@ -151,7 +149,7 @@ def _table(facet: str, graded: Sequence["Graded"], scores: Mapping[str, Scores],
     # A cell without published answers, or without one readable output where the profile drops those, has no accuracy.
     known = [accuracy for cell in cells if isinstance(accuracy := cell.scores["accuracy"], int | float)]
     macro = fmean(known) if definition.macro and known else None
-    return Breakdown(facet, definition.zh, definition.source, definition.minimum, tuple(cells), macro)
+    return Table(facet, definition.zh, definition.source, definition.minimum, tuple(cells), macro)
 
 
 def _count(scores: Scores) -> int:

@@ -103,8 +103,26 @@ def load_config(name: str | Path, overrides: Sequence[str] = ()) -> Config:
     changes = [_parse_override(override) for override in overrides]
     _check_trust(path, values, changes)
     for change in changes:
+        _own_words(change, path)
         merge(values, change)
     return parse_config(values, str(path))
+
+
+def _own_words(values: dict[str, Any], path: Path) -> None:
+    """Put the words of `prompt.file` into `prompt`, so that they are recorded with the run."""
+    prompt = values.get("prompt")
+    if not isinstance(prompt, dict) or (name := prompt.pop("file", None)) is None:
+        return
+    beside = path.parent / str(name)
+    file = beside if beside.is_file() else Path(str(name))
+    if not file.is_file():
+        raise ConfigError(f"{path}: prompt.file: {name}: no such file, neither beside the recipe nor in {Path.cwd()}.")
+    texts = read_mapping(file)
+    if not texts or {*texts} - {"ask", "write"} or not all(isinstance(text, str) for text in texts.values()):
+        raise ConfigError(
+            f"{file}: a prompt file holds the texts `ask` and `write`, found {', '.join(texts) or 'none'}."
+        )
+    values["prompt"] = {**texts, **prompt}
 
 
 def _check_trust(path: Path, values: Mapping[str, Any], changes: Sequence[Mapping[str, Any]]) -> None:
@@ -127,6 +145,18 @@ def read_yaml(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     path = path.resolve()
     if path in seen:
         raise ConfigError(f"{path}: extends itself by way of {', '.join(str(p.name) for p in seen)}.")
+    values = read_mapping(path)
+    _own_words(values, path)
+    parent = values.pop("extends", None)
+    if parent is None:
+        return _rename_aliases(values)
+    beside = path.parent / str(parent)
+    base = read_yaml(beside if beside.is_file() else find_recipe(str(parent)), (*seen, path))
+    return merge(base, _rename_aliases(values))
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """Read one YAML file that holds keys."""
     try:
         values = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
     except yaml.YAMLError as error:
@@ -135,12 +165,7 @@ def read_yaml(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
         raise ConfigError(f"{path}: not UTF-8 at byte {error.start}. Save the file as UTF-8.") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: must hold sections ({', '.join(SECTIONS)}), found {type(values).__name__}.")
-    parent = values.pop("extends", None)
-    if parent is None:
-        return _rename_aliases(values)
-    beside = path.parent / str(parent)
-    base = read_yaml(beside if beside.is_file() else find_recipe(str(parent)), (*seen, path))
-    return merge(base, _rename_aliases(values))
+    return values
 
 
 def merge(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from cmexam_tune.core.config import words
+
+MAX_SHOTS, MAX_VOTES = 100, 1000
 SECTIONS = ("data", "prompt", "model", "tuning", "training", "generation")
 
 
@@ -45,6 +48,30 @@ class PromptConfig:
     """Wrapper: `auto` (the model's chat template, else none), `none`, or a name of `prompts.TEMPLATES`."""
     system: str | None = None
     """System message for templates that have one."""
+    ask: str | None = None
+    """Own words in place of the style's; fields {question}, {options}, {option_str}, {exam}, {question_type}."""
+    write: str | None = None
+    """Own completion in place of the style's; fields {letters}, {text}, {explanation}. `prompt.file: FILE` names a YAML
+    file with `ask` and `write`, which become part of the run."""
+    shots: int = 0
+    """At prediction: answered examples before each question, of the same exam class (CMB: three)."""
+    shots_from: str | None = None
+    """Questions file the examples are drawn from; default: `data.validation`. What is asked is never an example."""
+    shots_seed: int = 0
+    """Of the draw of the examples."""
+    option_order: str | None = None
+    """At prediction: options in another order, `rotate:K` or `shuffle:SEED`; `answer` is in the exam's letters."""
+
+    def __post_init__(self) -> None:
+        """Refuse own words that cannot be filled, and what is no number of examples or no order."""
+        if self.ask is not None:
+            words.check_text(self.ask, "ask", words.ASK, ("question",))
+        if self.write is not None:
+            words.check_text(self.write, "write", words.WRITE, words.WRITE)
+        if self.option_order is not None:
+            words.check_order(self.option_order)
+        if not 0 <= self.shots <= MAX_SHOTS:
+            raise ValueError(f"shots: {self.shots} examples; 0 to {MAX_SHOTS} are possible")
 
 
 @dataclass(frozen=True)
@@ -52,13 +79,9 @@ class ModelConfig:
     """The base model."""
 
     family: str
-    """llama (any decoder of transformers), chatglm, bert or endpoint: a file in `cmexam_tune/families/`."""
+    """llama (any decoder of transformers), chatglm or bert: a file in `cmexam_tune/families/`."""
     model_name_or_path: str
-    """Folder of the checkpoint, or its name on the model hub; endpoint: its name at the address."""
-    base_url: str | None = None
-    """endpoint only: where the server listens, for example `http://127.0.0.1:8000/v1`."""
-    api_key_env: str | None = None
-    """endpoint only: name of the environment variable that holds the key; the key itself stands in no file."""
+    """Folder of the checkpoint, or its name on the model hub."""
     adapter_name_or_path: str | None = None
     """PEFT adapter that is merged into the base before tuning (Alpaca and Huatuo are adapters on LLaMA)."""
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
@@ -112,16 +135,21 @@ class GenerationConfig:
     """likelihood: mean instead of sum of token log-probabilities."""
     prior_normalization: bool = False
     """likelihood: subtract the log-probability of the same answer after a prompt without the question."""
-    concurrency: int = 16
-    """endpoint only: requests that are under way at once."""
-    requests_per_minute: float | None = None
-    """endpoint only: upper bound of requests sent, repeated ones included."""
-    timeout: float = 300.0
-    """endpoint only: seconds that a request may take."""
-    max_retries: int = 8
-    """endpoint only: how often a request is repeated after 429, 5xx or a broken connection, with growing pauses."""
-    extra_body: Mapping[str, Any] = field(default_factory=dict)
-    """endpoint only: fields that are sent with every request as they are, for example `{reasoning_effort: low}`."""
+    votes: int = 1
+    """Outputs for each question, of which the majority is the answer; more than one needs `do_sample: true`."""
+    seed: int = 0
+    """Of sampling: the same seed gives the same outputs, in any batch, after any interruption."""
+
+    def __post_init__(self) -> None:
+        """Refuse several outputs that would all be the same."""
+        if not 1 <= self.votes <= MAX_VOTES:
+            raise ValueError(f"votes: {self.votes} outputs; 1 to {MAX_VOTES} are possible")
+        if self.votes > 1 and (self.mode != "generate" or not self.arguments.get("do_sample")):
+            raise ValueError(
+                f"votes: {self.votes} outputs would all be the same. Add generation.mode=generate and "
+                "generation.do_sample=true (and for example generation.temperature=0.7)"
+            )
+
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
 

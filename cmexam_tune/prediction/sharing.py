@@ -1,0 +1,75 @@
+"""Several processes (torchrun) answer one file: each its share of the questions, into a part of its own."""
+
+import datetime
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from cmexam_tune.core.errors import UserError
+
+T = TypeVar("T")
+PATIENCE = datetime.timedelta(days=30)
+"""How long a process that is done waits for the others."""
+
+
+class Processes:
+    """The processes of this prediction; one alone needs no torch and exchanges nothing."""
+
+    def __init__(self) -> None:
+        """Meet the other processes, if a launcher started several."""
+        self.rank, self.count = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        if self.count > 1:
+            import torch.distributed as dist
+
+            if not dist.is_initialized():
+                dist.init_process_group("gloo", timeout=PATIENCE)
+
+    @property
+    def first(self) -> bool:
+        """Whether this process is the one that speaks and writes the common files."""
+        return self.rank == 0
+
+    def wait(self) -> None:
+        """Wait until all processes are here."""
+        if self.count > 1:
+            import torch.distributed as dist
+
+            dist.barrier()
+
+    def from_first(self, work: Callable[[], T]) -> T:
+        """Let the first process do something and return its result on all.
+
+        Raises:
+            UserError: what `work` raised; the other processes end without a word of their own.
+        """
+        if self.count == 1:
+            return work()
+        import torch.distributed as dist
+
+        result: list[Any] = [None, None]
+        if self.first:
+            try:
+                result[0] = work()
+            except UserError as error:
+                result[1] = error
+        dist.broadcast_object_list(result)
+        if result[1] is not None:
+            raise result[1] if self.first else SystemExit(2)
+        value: T = result[0]
+        return value
+
+    def share(self, items: Sequence[T], size: int, order: Callable[[T], Any]) -> list[T]:
+        """Return the items of this process: whole batches of items that are next to each other in `order`.
+
+        The batches are dealt out to and fro, so that everybody gets as many, and as long ones; with one process all
+        items are returned as they are.
+        """
+        if self.count == 1:
+            return list(items)
+        ordered = sorted(items, key=order, reverse=True)
+        # The last round of small questions is cut finer where there are fewer batches than processes.
+        size = max(1, min(size, -(-len(ordered) // self.count)))
+        batches = [ordered[start : start + size] for start in range(0, len(ordered), size)]
+        there_and_back = [*range(self.count), *reversed(range(self.count))]
+        mine = (batch for turn, batch in enumerate(batches) if there_and_back[turn % (2 * self.count)] == self.rank)
+        return [item for batch in mine for item in batch]

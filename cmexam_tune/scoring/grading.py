@@ -83,7 +83,13 @@ def grade(
 def _readings(rules: Profile, matched: Sequence[tuple[Question, Prediction]]) -> list[Reading]:
     """Return what the profile reads; of two ways to read, the one that is right more often over all questions."""
     ways = [rules.read] if rules.second is None else [rules.read, rules.second]
-    read = [[way(prediction.text, question) for question, prediction in matched] for way in ways]
+    read = [
+        [
+            rules.vote(said.votes, question) if rules.vote and said.votes else way(said.text, question)
+            for question, said in matched
+        ]
+        for way in ways
+    ]
 
     def right(readings: Sequence[Reading]) -> float:
         return sum(rules.right(one.answer, question) for one, (question, _) in zip(readings, matched, strict=True))
@@ -127,7 +133,7 @@ def score(graded: Sequence[Graded], profile: str | Profile = "standard") -> Scor
         "n": len(graded),
         "scored": len(scored),
         "answered": sum(g.answer is not None for g in graded),
-        "accuracy": 100 * right / len(scored) if scored else None,
+        "accuracy": average(scored, ()),
         "accuracy_ci": [100 * end for end in significance.wilson(right, len(scored))] if scored else None,
         **weighted([(g.question.answer or "", g.answer or _UNREAD) for g in scored]),
         "explanations": len(texts),
@@ -160,7 +166,7 @@ def average(scored: Sequence[Graded], facets: Sequence[str]) -> float | None:
     Without facets it is the plain share of right answers. Questions that lack a facet do not count; None without any.
     """
     if not facets:
-        return 100 * fmean(g.right for g in scored) if scored else None
+        return 100 * sum(g.right for g in scored) / len(scored) if scored else None
     cells: Mapping[str, list[Graded]] = defaultdict(list)
     for g in scored:
         if facets[0] in g.question.facets:

@@ -194,7 +194,7 @@ def test_every_alias_leads_somewhere() -> None:
     [
         ("a: [1", "not YAML"),
         ("- a\n- b", "must hold sections"),
-        ("", "must hold sections"),
+        ("", "is empty"),
         ("a: 1\na: 2", "stands twice"),
         ("extends: c.yaml\nout: x", "extends itself"),
         ("extends: nowhere.yaml", "no such config"),
@@ -208,7 +208,7 @@ def test_broken_yaml(tmp_path: Path, text: str, message: str) -> None:
 def test_yaml_in_another_encoding(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_bytes("out: 输出".encode("gbk"))
-    with pytest.raises(ConfigError, match="not UTF-8 at byte 5"):
+    with pytest.raises(ConfigError, match=r"not UTF-8 .*at byte 5"):
         config.load_config(path)
 
 

@@ -184,7 +184,7 @@ def test_a_bad_file_leaves_nothing_behind(kind, val, tmp_path, capsys):
         (["cmexam", "--input", "VAL", "--out", "OUT", "--styles", "1,answr"], "did you mean 'answer'"),
         (["cmexam", "--input", "VAL", "--out", "OUT", "--format", "x"], "invalid choice: 'x'"),
         (["cmexam", "--input", "VAL", "VAL", "--out", "OUT"], "2 files are called 'val'"),
-        (["cmexam", "--input", "VAL", "--out", "VAL"], "is a file, --out needs a folder"),
+        (["cmexam", "--input", "VAL", "--out", "VAL"], "val.csv is a file"),
         (["cmexam", "--input", "VAL", "--out", "OUT", "--answers", "VAL"], "--answers is for cmb"),
         (["cmexam", "--input", "VAL", "--out", "OUT", "--answers", "none"], "no such file of answers"),
     ],

@@ -1,11 +1,11 @@
 """One argument convention for every program, and one place where errors become messages and exit statuses."""
 
 import argparse
-import errno
 import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
+from cmexam_tune.core import files
 from cmexam_tune.core.errors import TrainingStopped, UserError
 
 OVERRIDES_HELP = "change a value of the config: section.key=value, for example training.learning_rate=2e-4"
@@ -66,9 +66,9 @@ def run(main: Callable[[Sequence[str]], int | None], argv: Sequence[str] | None 
         sys.stderr.close()
         sys.exit(1)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
+        if (message := files.explain(error)) is None:
             raise
-        _stop(f"error: {error.filename or 'output'}: {error.strerror}. Free some space or choose another folder.", 2)
+        _stop(f"error: {message}", 2)
 
 
 def _stop(message: str, status: int) -> NoReturn:

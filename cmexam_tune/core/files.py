@@ -1,41 +1,153 @@
-"""Writing files so that nothing is ever half-written or overwritten by accident."""
+"""Paths and writing: any path of a user is usable or a `UserError`, and nothing is half-written or lost."""
 
 import contextlib
+import ctypes
+import errno
+import fcntl
+import glob
 import hashlib
 import os
-from collections.abc import Iterator
+import re
+import secrets
+import shutil
+import stat
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
 from cmexam_tune.core.errors import UserError
 
+PART = ".cmexam-part"
+"""End of the names of files and folders that are being written: `.<name>.<8 hexadecimal digits>.cmexam-part`."""
+MARKER = ".cmexam_tune"
+"""File in a folder that a program wrote and may therefore replace; it holds the program's name."""
+_LONGEST_NAME = 40
+
+
+def _status(path: Path) -> os.stat_result | None:
+    """Return what lies at a path (of a link: where it leads), None if nothing does.
+
+    Raises:
+        UserError: no path that can be: too long, a circle of links, not UTF-8, unreadable.
+    """
+    shown = ascii(str(path))[1:-1] if not str(path).isprintable() else str(path)
+    shown = shown if len(shown) <= 200 else f"{shown[:80]}...{shown[-80:]}"
+    if any("\ud800" <= character <= "\udfff" for character in str(path)):
+        raise UserError(f"{shown}: the path is not UTF-8. Rename it.")
+    try:
+        return path.stat()
+    except FileNotFoundError:
+        if path.is_symlink():
+            raise UserError(f"{shown}: a link that leads nowhere. Delete it or name another path.") from None
+        return None
+    except NotADirectoryError:
+        return None
+    except (OSError, ValueError) as error:  # ValueError: a NUL character
+        raise UserError(f"{shown}: {getattr(error, 'strerror', None) or error}. Name another path.") from None
+
 
 def check_input(path: str | Path, what: str = "file") -> Path:
-    """Return `path` as a `Path`, or refuse: it must be a file with at least one byte.
+    """Return `path` as a `Path`, or refuse: it must be a readable file with at least one byte.
 
     Raises:
-        UserError: the file is missing, a folder, or empty.
+        UserError: the file is missing, a folder, a device or pipe, empty, or cannot be read.
     """
     path = Path(path)
-    if path.is_dir():
-        raise UserError(f"{path}: is a folder, a {what} is needed.")
-    if not path.exists():
+    found = _status(path)
+    if found is None:
         raise UserError(f"{path}: no such {what}. Relative paths start at {Path.cwd()}.")
-    if path.stat().st_size == 0:
+    if stat.S_ISDIR(found.st_mode):
+        raise UserError(f"{path}: is a folder, a {what} is needed.")
+    if not stat.S_ISREG(found.st_mode):
+        raise UserError(f"{path}: is a device or a pipe, a {what} is needed. Save it as a file first.")
+    if found.st_size == 0:
         raise UserError(f"{path}: the {what} is empty.")
+    if not os.access(path, os.R_OK):
+        raise UserError(f"{path}: you may not read this {what} (chmod u+r, or ask its owner).")
     return path
 
 
-def check_output(path: str | Path, overwrite: bool = False) -> Path:
-    """Return `path` as a `Path`, or refuse to overwrite what lies there.
+def check_output(path: str | Path, overwrite: bool = False, inputs: Iterable[str | Path] = ()) -> Path:
+    """Return `path` of a file as a `Path`, or refuse to write there.
+
+    Args:
+        path: the file that will be written beside its place and renamed.
+        overwrite: whether a file that lies there may be replaced.
+        inputs: files that must stay, whatever was asked for.
 
     Raises:
-        UserError: something exists at `path` and `overwrite` is false.
+        UserError: something exists at `path` and `overwrite` is false; a folder, a link, a device, a pipe or one of the
+            inputs lies there; its folder cannot be written to.
     """
     path = Path(path)
-    if path.exists() and not overwrite:
-        raise UserError(f"{path}: exists. Add --overwrite to replace it, or choose another output.")
+    found = _status(path)
+    if found is not None:
+        if stat.S_ISDIR(found.st_mode):
+            raise UserError(f"{path}: is a folder, a file is needed.")
+        if path.is_symlink() or not stat.S_ISREG(found.st_mode):
+            raise UserError(f"{path}: is a link, a device or a pipe; it would be replaced. Name a file.")
+        if same := next((other for other in inputs if _same(path, other)), None):
+            raise UserError(f"{path}: would replace its own input {same}. Choose another output.")
+        if not overwrite:
+            raise UserError(f"{path}: exists. Add --overwrite to replace it, or choose another output.")
+    _check_parent(path)
     return path
+
+
+def _same(path: Path, other: str | Path) -> bool:
+    with contextlib.suppress(OSError):
+        return path.samefile(other)
+    return False
+
+
+def _check_parent(path: Path) -> None:
+    """Refuse a path in whose folder nothing can be written."""
+    if len(os.fsencode(path.name)) > os.pathconf("/", "PC_NAME_MAX"):
+        raise UserError(f"{str(path)[:200]}...: the name is too long. Choose a shorter one.")
+    folder = next(folder for folder in path.absolute().parents if _status(folder) is not None)
+    if not folder.is_dir():
+        raise UserError(f"{path}: cannot be written, {folder} is a file. Choose another output.")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UserError(f"{path}: you may not write in {folder}. Choose another output.")
+
+
+def check_folder(path: str | Path, program: str, overwrite: bool = False, keep: Iterable[str | Path] = ()) -> Path:
+    """Return `path` of a folder that a program writes as a whole as a `Path`, or refuse.
+
+    Args:
+        path: the folder, see `new_folder`.
+        program: who writes it.
+        overwrite: whether a folder that the same program wrote earlier (see `MARKER`) may be replaced.
+        keep: inputs, which must stay: neither they nor what holds them can be replaced.
+
+    Raises:
+        UserError: something lies at `path` that may not be replaced, or nothing can be written there.
+    """
+    path = Path(path)
+    if _status(path) is not None and (path.is_symlink() or not path.is_dir()):
+        raise UserError(f"{path}: is a file or a link, a folder is needed. Choose another output.")
+    if path.is_dir() and any(path.iterdir()):
+        if not overwrite:
+            raise UserError(f"{path}: exists. Add --overwrite to replace it, or choose another output.")
+        if inside := next(
+            (other for other in (*keep, Path.cwd()) if Path(other).resolve().is_relative_to(path.resolve())), None
+        ):
+            raise UserError(f"{path}: holds {inside}, so it stays. Choose another output.")
+        if written_by(path) != program:
+            raise UserError(
+                f"{path}: was not written by cmexam-tune {program}, so --overwrite leaves it alone. Choose another "
+                "output, or delete it yourself."
+            )
+    _check_parent(path.absolute())
+    return path
+
+
+def written_by(folder: Path) -> str | None:
+    """Return which program wrote a folder as a whole, None if none of this package did."""
+    try:
+        return (folder / MARKER).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return None
 
 
 @contextlib.contextmanager
@@ -43,35 +155,84 @@ def atomic_write(path: str | Path, binary: bool = False) -> Iterator[IO[Any]]:
     """Open a file beside `path` for writing and rename it to `path` when the block ends without an error."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
+    with _part(path, folder=False) as part:
         with part.open("wb") if binary else part.open("w", encoding="utf-8", newline="\n") as handle:
             yield handle
             handle.flush()
             os.fsync(handle.fileno())
         part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
-def check_replaceable(path: str | Path) -> Path:
-    """Return `path` as a `Path`, or refuse: what is written and renamed there must not replace a link or a device.
+@contextlib.contextmanager
+def new_folder(path: str | Path, program: str) -> Iterator[Path]:
+    """Yield a folder beside `path` and put it in its place when the block ends without an error, marked as `program`'s.
 
-    Raises:
-        UserError: a folder, a link, a device or a pipe lies at `path`, or its folder is none.
+    What lay there (`check_folder` has been asked) is exchanged for it in one step and deleted afterwards.
     """
-    path = Path(path)
+    path = Path(path).absolute()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _part(path, folder=True) as part:
+        yield part
+        (part / MARKER).write_text(f"{program}\n", encoding="utf-8")
+        if path.exists():
+            _exchange(part, path)
+        else:
+            part.rename(path)
+
+
+def _exchange(one: Path, other: Path) -> None:
+    """Let two folders change places, in one step where the system can (Linux)."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    if rename is None or rename(here, os.fsencode(one), here, os.fsencode(other), exchange) != 0:
+        aside = one.with_name(one.name.replace(PART, f"-old{PART}"))
+        other.rename(aside)
+        one.rename(other)
+        aside.rename(one)
+
+
+@contextlib.contextmanager
+def _part(path: Path, folder: bool) -> Iterator[Path]:
+    """Yield a new file or folder beside `path`, locked while the block runs and deleted after it if still there."""
+    sweep(path)
+    while True:
+        part = path.with_name(f"{_prefix(path)}{secrets.token_hex(4)}{PART}")
+        part.mkdir() if folder else part.touch(exist_ok=False)
+        held = os.open(part, os.O_RDONLY)
+        fcntl.flock(held, fcntl.LOCK_EX)
+        if part.exists():  # else another process has swept it before it was locked
+            break
+        os.close(held)
     try:
-        if path.is_dir():
-            raise UserError(f"{path}: is a folder, a file is needed.")
-        if path.is_symlink() or (path.exists() and not path.is_file()):
-            raise UserError(f"{path}: is a link, a device or a pipe; it would be replaced. Name a file.")
-        missing = next(folder for folder in path.absolute().parents if folder.exists())
-    except OSError as error:
-        raise UserError(f"{str(path)[:200]}: cannot be an output ({error.strerror}). Choose another.") from None
-    if not missing.is_dir():
-        raise UserError(f"{path}: cannot be an output, {missing} is a file. Choose another.")
-    return path
+        yield part
+    finally:
+        _delete(part)
+        os.close(held)
+
+
+def sweep(path: Path) -> None:
+    """Delete what programs that were killed left beside `path`, and nothing that is being written or a user's own."""
+    for part in path.parent.glob(f"{glob.escape(_prefix(path))}*{PART}"):
+        if not re.fullmatch(r"[0-9a-f]{8}(-old)?", part.name[len(_prefix(path)) : -len(PART)]):
+            continue
+        with contextlib.suppress(OSError):
+            held = os.open(part, os.O_RDONLY)
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _delete(part)
+            finally:
+                os.close(held)
+
+
+def _prefix(path: Path) -> str:
+    return f".{path.name[:_LONGEST_NAME]}."
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -103,3 +264,23 @@ def sha256(path: str | Path) -> str:
         while block := handle.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
+
+
+def explain(error: OSError) -> str | None:
+    """Return one message for an error of the system that the caller can mend, None for any other."""
+    remedies = {
+        errno.ENOSPC: "Free some space or choose another folder",
+        errno.EDQUOT: "Free some space or choose another folder",
+        errno.EFBIG: "Choose another folder",
+        errno.EACCES: "Choose another path, or ask its owner",
+        errno.EPERM: "Choose another path, or ask its owner",
+        errno.EROFS: "Choose another folder",
+        errno.ENAMETOOLONG: "Choose a shorter path",
+        errno.ELOOP: "Choose another path",
+        errno.ENOTDIR: "Choose another path",
+        errno.EISDIR: "Name a file",
+        errno.EMFILE: "Raise the limit of open files (ulimit -n)",
+    }
+    if error.errno not in remedies:
+        return None
+    return f"{str(error.filename or 'output')[:300]}: {error.strerror}. {remedies[error.errno]}."

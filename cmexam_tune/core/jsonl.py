@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from cmexam_tune.core.documents import parse_json
 from cmexam_tune.core.errors import DataError
 from cmexam_tune.core.files import atomic_write, check_input, check_output
 from cmexam_tune.core.strict import Problems, build
@@ -33,10 +34,7 @@ def read_objects(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 ) from None
             if not text.strip():
                 continue
-            try:
-                value = json.loads(text)
-            except json.JSONDecodeError as error:
-                raise DataError(f"{path}:{number}: broken JSON, {error.msg} at column {error.colno}.") from None
+            value = parse_json(text, f"{path}:{number}")
             if not isinstance(value, dict):
                 raise DataError(
                     f"{path}:{number}: a JSON object is needed on every line, found {type(value).__name__}."

@@ -65,7 +65,7 @@ class ResumableFile:
 
     def _open(self) -> tuple[frozenset[str], dict[str, Any]]:
         for path in (self.path, meta_path(self.path)):
-            files.check_replaceable(path)
+            files.check_output(path, overwrite=True)
         with contextlib.ExitStack() as stack:
             stack.enter_context(files.lock(self.path))
             lines, result = self._look()

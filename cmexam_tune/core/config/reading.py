@@ -5,15 +5,15 @@ Numbers live in the recipes.
 """
 
 import dataclasses
-import re
 import sys
+import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from cmexam_tune.core import variants
+from cmexam_tune.core import documents, variants
 from cmexam_tune.core.config import external
 from cmexam_tune.core.config.sections import (
     SECTIONS,
@@ -25,25 +25,8 @@ from cmexam_tune.core.config.sections import (
     TrainingConfig,
     TuningConfig,
 )
-from cmexam_tune.core.errors import ConfigError
+from cmexam_tune.core.errors import ConfigError, DataError, UserError
 from cmexam_tune.core.strict import Problems, build, convert
-
-
-class _Loader(yaml.SafeLoader):
-    """SafeLoader that reads `2e-2` as the number everybody means, and refuses a key given twice."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        if double := [key for key in keys if keys.count(key) > 1]:
-            raise yaml.constructor.ConstructorError(None, None, f"key {double[0]!r} stands twice", node.start_mark)
-        return super().construct_mapping(node, deep)
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9]+)[eE][-+]?[0-9]+$"),
-    list("-+.0123456789"),
-)
 
 # Names other tools have for the same setting: (section, name there) -> name here, in `section.key` form.
 ALIASES: dict[tuple[str, str], str] = {
@@ -66,6 +49,12 @@ ALIASES: dict[tuple[str, str], str] = {
     ("training", "num_epochs"): "training.num_train_epochs",
     ("training", "warmup_ratio"): "training.warmup_steps", ("training", "neat_packing"): "training.packing",
     ("training", "early_stopping_steps"): "training.early_stopping_patience",
+}  # fmt: skip
+
+
+_CLASSES = {
+    "data": DataConfig, "prompt": PromptConfig, "model": ModelConfig, "tuning": TuningConfig,
+    "training": TrainingConfig, "generation": GenerationConfig,
 }  # fmt: skip
 
 
@@ -158,11 +147,9 @@ def read_yaml(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
 def read_mapping(path: Path) -> dict[str, Any]:
     """Read one YAML file that holds keys."""
     try:
-        values = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not YAML: {error}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not UTF-8 at byte {error.start}. Save the file as UTF-8.") from None
+        values = documents.read_yaml(path, "config")
+    except UserError as error:
+        raise ConfigError(str(error)) from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: must hold sections ({', '.join(SECTIONS)}), found {type(values).__name__}.")
     return values
@@ -185,10 +172,7 @@ def _parse_override(text: str) -> dict[str, Any]:
     key, equals, raw = text.partition("=")
     if not equals or not key:
         raise ConfigError(f"{text!r}: an override is section.key=value, for example training.learning_rate=2e-4.")
-    try:
-        value = yaml.load(raw, Loader=_Loader) if raw else None
-    except yaml.YAMLError:
-        value = raw
+    value = raw if _is_text(key, raw) else _parse_value(raw, key)
     nested: dict[str, Any] = {}
     *sections, last = key.split(".")
     inner = nested
@@ -196,6 +180,26 @@ def _parse_override(text: str) -> dict[str, Any]:
         inner = inner.setdefault(section, {})
     inner[last] = value
     return _rename_aliases(nested)
+
+
+def _is_text(key: str, raw: str) -> bool:
+    """Whether a value is taken letter by letter: paths hold `#`, `: ` and brackets, which mean something in YAML."""
+    section, _, name = ALIASES.get((key.partition(".")[0], key.partition(".")[2]), key).partition(".")
+    hint = str if key == "out" else typing.get_type_hints(_CLASSES.get(section, Config)).get(name)
+    kinds = {hint, *typing.get_args(hint)}
+    quoted = raw in ("", "null", "~") or raw[0] in "\"'" or (raw[0] == "[" and typing.get_origin(hint) is tuple)
+    return str in kinds and not quoted
+
+
+def _parse_value(raw: str, key: str) -> Any:
+    if len(raw) > documents.MAX_YAML:
+        raise ConfigError(f"{key}: {len(raw):,} characters, at most {documents.MAX_YAML:,} are possible.")
+    try:
+        return documents.parse_yaml(raw, key) if raw else None
+    except documents.Broken:
+        return raw
+    except DataError as error:
+        raise ConfigError(str(error)) from None
 
 
 def _rename_aliases(values: dict[str, Any]) -> dict[str, Any]:
@@ -245,8 +249,8 @@ def parse_config(values: Mapping[str, Any], source: str = "config") -> Config:
 
 
 def _assemble(ready: Mapping[str, Any], problems: Problems) -> Config | None:
-    parts = {name: cls for name, cls in (("data", DataConfig), ("prompt", PromptConfig), ("model", ModelConfig))}
-    built = {name: build(cls, ready.get(name, {}), name, problems) for name, cls in parts.items()}
+    own = ("data", "prompt", "model")
+    built = {name: build(_CLASSES[name], ready.get(name, {}), name, problems) for name in own}
     out = ready.get("out")
     if not isinstance(out, str) or not out:
         problems.add("out", "required key is missing: the run folder, for example out=runs/my_run")

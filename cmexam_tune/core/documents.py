@@ -1,0 +1,200 @@
+"""Text of others, JSON and YAML: one reader each, which gives plain values or a `DataError`, whatever it is given."""
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cmexam_tune.core.errors import DataError
+from cmexam_tune.core.files import check_input
+
+MAX_DEPTH = 100
+MAX_DIGITS = 100
+"""Of an integer; `model_max_length` of some tokenizers has 31."""
+MAX_JSON, MAX_YAML = 64 << 20, 1 << 20
+"""Bytes of a document that is held in memory as a whole."""
+MAX_VALUES = 100_000
+"""Values in a YAML document, those behind an alias counted wherever it stands."""
+KINDS: dict[type, str] = {dict: "an object with keys", list: "an array"}
+
+
+class Broken(DataError):
+    """A text that is not of its format at all."""
+
+
+def read_text(path: str | Path, what: str, limit: int) -> str:
+    """Return a text file of at most `limit` bytes.
+
+    Raises:
+        UserError: the file is missing, empty or no file.
+        DataError: it is too large or not UTF-8.
+    """
+    path = check_input(path, what)
+    if (size := path.stat().st_size) > limit:
+        raise DataError(f"{path}: {size:,} bytes, at most {limit:,} are read as one {what}. Is it the right file?")
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not UTF-8 ({error.reason} at byte {error.start}). Save the file as UTF-8.") from None
+
+
+def read_json(path: str | Path, what: str = "JSON file", kind: type = dict, finite: bool = True) -> Any:
+    """Return the content of a JSON file, which must be of `kind` (dict or list).
+
+    Raises:
+        UserError: the file is missing, empty or no file.
+        DataError: it is no JSON, or not of `kind`; see `parse_json`.
+    """
+    value = parse_json(read_text(path, what, MAX_JSON), str(path), finite)
+    if not isinstance(value, kind):
+        raise DataError(f"{path}: {KINDS[kind]} is needed, found {type(value).__name__}.")
+    return value
+
+
+def parse_json(text: str, where: str, finite: bool = True) -> Any:
+    """Return the value of a JSON text; `where` (file or file:line) starts every message.
+
+    Raises:
+        DataError: broken, nested deeper than `MAX_DEPTH`, a key that stands twice, half of a surrogate pair, a number
+            that is too long, or (where `finite`) NaN and infinity.
+    """
+    numbers: dict[str, Any] = {"parse_float": _finite, "parse_constant": _finite} if finite else {}
+    try:
+        value = json.loads(text, object_pairs_hook=_object, parse_int=_integer, **numbers)
+    except json.JSONDecodeError as error:
+        line = f"line {error.lineno}, " if error.lineno > 1 else ""
+        raise Broken(f"{where}: broken JSON, {error.msg} at {line}column {error.colno}.") from None
+    except RecursionError:
+        raise DataError(f"{where}: nested too deep; {MAX_DEPTH} levels are possible.") from None
+    except ValueError as error:
+        raise DataError(f"{where}: {error}.") from None
+    if text.count("[") + text.count("{") > MAX_DEPTH and _depth(value) > MAX_DEPTH:
+        raise DataError(f"{where}: nested too deep; {MAX_DEPTH} levels are possible.")
+    if "\\ud" in text.lower():
+        _check_unicode(json.dumps(value, ensure_ascii=False), where)
+    return value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"key {next(key for key in keys if keys.count(key) > 1)!r} stands twice in one object")
+    return values
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > MAX_DIGITS:
+        raise ValueError(f"a number of {len(digits):,} digits; {MAX_DIGITS} are possible")
+    return int(digits)
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:30]} is no number that can be used")
+    return value
+
+
+def _depth(value: Any) -> int:
+    level, depth = [value], 0
+    while level:
+        depth += 1
+        below = (item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list))
+        level = [item for items in below for item in items]
+    return depth
+
+
+def _check_unicode(text: str, where: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = text[error.start : error.end]
+        raise DataError(f"{where}: {half!a} is half of a surrogate pair and no character.") from None
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader that reads `2e-2` as the number everybody means."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9]+)[eE][-+]?[0-9]+$"),
+    list("-+.0123456789"),
+)
+
+
+def read_yaml(path: str | Path, what: str = "YAML file") -> Any:
+    """Return the content of a YAML file; see `parse_yaml`.
+
+    Raises:
+        UserError: the file is missing, empty or no file.
+        DataError: it cannot be read as YAML.
+    """
+    return parse_yaml(read_text(path, what, MAX_YAML), str(path))
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """Return the value of a YAML text; `where` starts every message.
+
+    Raises:
+        DataError: broken, nested deeper than `MAX_DEPTH`, a key that stands twice, an alias that contains itself, more
+            than `MAX_VALUES` values behind aliases, NaN or infinity, or half of a surrogate pair.
+    """
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        if _values(node, {}, ()) > MAX_VALUES:
+            raise DataError(f"{where}: more than {MAX_VALUES:,} values; do its aliases (*name) multiply?")
+        value = loader.construct_document(node)
+    except yaml.YAMLError as error:
+        raise Broken(f"{where}: not YAML: {error}") from None
+    except RecursionError:
+        raise DataError(f"{where}: nested too deep; {MAX_DEPTH} levels are possible.") from None
+    except ValueError as error:  # a date such as 2020-13-45
+        raise Broken(f"{where}: {error}.") from None
+    _check_values(value, where)
+    return value
+
+
+def _values(node: yaml.Node, known: dict[int, int], above: tuple[int, ...]) -> int:
+    """Return how many values a node stands for, every alias followed; refuse circles and keys that stand twice."""
+    if id(node) in known:
+        return known[id(node)]
+    if id(node) in above:
+        raise yaml.constructor.ConstructorError(None, None, "an alias contains itself", node.start_mark)
+    if len(above) > MAX_DEPTH:
+        raise RecursionError
+    children: list[yaml.Node] = []
+    if isinstance(node, yaml.MappingNode):
+        children = [item for pair in node.value for item in pair]
+        names = Counter((key.tag, key.value) for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+        if twice := next((name for (_, name), count in names.items() if count > 1), None):
+            raise yaml.constructor.ConstructorError(None, None, f"key {twice!r} stands twice", node.start_mark)
+    elif isinstance(node, yaml.SequenceNode):
+        children = list(node.value)
+    known[id(node)] = 1 + sum(_values(child, known, (*above, id(node))) for child in children)
+    return known[id(node)]
+
+
+def _check_values(value: Any, where: str) -> None:
+    items = [(where, value)]
+    while items:
+        key, item = items.pop()
+        if isinstance(item, Mapping):
+            items += [(f"{key}: {name}", inner) for name, inner in item.items()] + [(key, name) for name in item]
+        elif isinstance(item, list | tuple | set):
+            items += [(key, inner) for inner in item]
+        elif isinstance(item, str):
+            _check_unicode(item, key)
+        elif isinstance(item, float) and not math.isfinite(item):
+            raise DataError(f"{key}: {item} is no number that can be used.")
+        elif isinstance(item, int) and item.bit_length() > MAX_DIGITS * 4:
+            raise DataError(f"{key}: a number of more than {MAX_DIGITS} digits.")

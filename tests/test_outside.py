@@ -11,8 +11,6 @@ import yaml
 
 pytest.importorskip("torch")
 
-from transformers import LlamaConfig, LlamaForCausalLM
-
 from cmexam_tune.__main__ import main
 from cmexam_tune.core import config, variants
 from cmexam_tune.core.errors import ConfigError
@@ -27,10 +25,10 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "my_lab").mkdir()
     (tmp_path / "my_lab" / "__init__.py").touch()
     ran = tmp_path / "ran"
-    (tmp_path / "my_lab" / "bitfit.py").write_text(f"{code}\nopen({str(ran)!r}, 'w').close()\n", encoding="utf-8")
+    (tmp_path / "my_lab" / "norms.py").write_text(f"{code}\nopen({str(ran)!r}, 'w').close()\n", encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
     yield ran
-    for name in ("my_lab.bitfit", "my_lab"):
+    for name in ("my_lab.norms", "my_lab"):
         sys.modules.pop(name, None)
 
 
@@ -46,13 +44,13 @@ def experiment(folder: Path, **changes: object) -> Path:
 
 
 def test_a_file_cannot_make_a_module_run(lab: Path, tmp_path: Path) -> None:
-    path = experiment(tmp_path, tuning__method="my_lab.bitfit")
-    with pytest.raises(ConfigError, match=r"tuning\.method: 'my_lab\.bitfit' is a module from outside .*command line"):
+    path = experiment(tmp_path, tuning__method="my_lab.norms")
+    with pytest.raises(ConfigError, match=r"tuning\.method: 'my_lab\.norms' is a module from outside .*command line"):
         main(["train", "--config", str(path)])
     assert not lab.exists() and not (tmp_path / "run").exists()
     (tmp_path / "other").mkdir()
-    path = experiment(tmp_path / "other", model__family="my_lab.bitfit")
-    with pytest.raises(ConfigError, match=r"model\.family: 'my_lab\.bitfit'"):
+    path = experiment(tmp_path / "other", model__family="my_lab.norms")
+    with pytest.raises(ConfigError, match=r"model\.family: 'my_lab\.norms'"):
         main(["train", "--config", str(path), "--print-config"])
     assert not lab.exists()
 
@@ -60,11 +58,9 @@ def test_a_file_cannot_make_a_module_run(lab: Path, tmp_path: Path) -> None:
 def test_the_command_can_and_so_can_an_import(lab: Path, tmp_path: Path) -> None:
     """Train, resume, predict and export with the method of the documents; each asks for consent again."""
     path, run = experiment(tmp_path), tmp_path / "run"
-    with_biases = LlamaConfig.from_pretrained(tmp_path / "llama", attention_bias=True)
-    LlamaForCausalLM(with_biases).save_pretrained(tmp_path / "llama")
-    consent = "tuning.method=my_lab.bitfit"
+    consent = "tuning.method=my_lab.norms"
     assert not main(["train", "--config", str(path), consent])
-    assert lab.exists() and yaml.safe_load((run / "config.yaml").read_text())["tuning"] == {"method": "my_lab.bitfit"}
+    assert lab.exists() and yaml.safe_load((run / "config.yaml").read_text())["tuning"]["method"] == "my_lab.norms"
     commands = {
         "train": ["train", "--config", str(run / "config.yaml")],
         "predict": ["predict", "--config", str(run), "--questions", str(tmp_path / "val.jsonl"),
@@ -72,14 +68,14 @@ def test_the_command_can_and_so_can_an_import(lab: Path, tmp_path: Path) -> None
         "export": ["export", "--run", str(run), "--out", str(tmp_path / "exported")],
     }  # fmt: skip
     for name, command in commands.items():
-        sys.modules.pop("my_lab.bitfit")
+        sys.modules.pop("my_lab.norms")
         lab.unlink()
         with pytest.raises(ConfigError, match="is a module from outside"):
             main(command)
         assert not lab.exists()
         assert not main([*command, consent])
         assert lab.exists(), name
-    assert config.load_config(run / "config.yaml").tuning.method == "my_lab.bitfit", (
+    assert config.load_config(run / "config.yaml").tuning.method == "my_lab.norms", (
         "imported before: the program's own will"
     )
 

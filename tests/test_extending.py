@@ -1,0 +1,105 @@
+"""What docs/extending.md says, done as it stands: a stranger's method, family, exam, profile and metric, and a run."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+import train_helpers
+import yaml
+
+from cmexam_tune.__main__ import main
+from cmexam_tune.core import jsonl
+from cmexam_tune.core.errors import ConfigError
+from cmexam_tune.core.schema import Prediction, Question
+
+ROOT = Path(__file__).resolve().parents[1]
+BLOCKS = re.findall(r"```python\n# (.*?)\n(.*?)```", (ROOT / "docs" / "extending.md").read_text("utf-8"), re.DOTALL)
+MODULES = {place: code for place, code in BLOCKS if place.startswith("my_lab/")}
+
+
+@pytest.fixture
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The package `my_lab` of the page, on the path."""
+    (tmp_path / "my_lab").mkdir()
+    for place, code in MODULES.items():
+        (tmp_path / place).write_text(code, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    for name in [name for name in sys.modules if name.split(".")[0] == "my_lab"]:
+        del sys.modules[name]
+
+
+def test_the_page_has_one_of_each() -> None:
+    assert sorted(MODULES) == ["my_lab/hospital.py", "my_lab/lenient.py", "my_lab/norms.py", "my_lab/ward.py"]
+
+
+def test_a_method_and_a_family_of_a_stranger(lab: Path) -> None:
+    """Trained, predicted with and exported; LLaMA's norms change and nothing else does."""
+    train_helpers.world(lab)
+    config = lab / "experiment.yaml"
+    values = train_helpers.recipe(lab, training__max_steps=2).to_dict()
+    config.write_text(yaml.safe_dump({**values, "tuning": {"method": "full"}}, allow_unicode=True), encoding="utf-8")
+    words = ["tuning.method=my_lab.norms", "tuning.final=false", "model.family=my_lab.ward"]
+    assert not main(["train", "--config", str(config), *words])
+    run = lab / "run"
+    command = ["predict", "--run", str(run), "--questions", str(lab / "val.jsonl"), "--out", str(lab / "p.jsonl")]
+    assert not main([*command, *words[::2], "generation.max_new_tokens=2"])
+    assert len(list(jsonl.read(lab / "p.jsonl", Prediction))) > 0
+    assert not main(["export", "--run", str(run), "--out", str(lab / "exported"), *words[::2]])
+    from transformers import AutoModelForCausalLM
+
+    before, after = (
+        AutoModelForCausalLM.from_pretrained(folder).state_dict() for folder in (lab / "llama", lab / "exported")
+    )
+    changed = {name for name in before if not before[name].equal(after[name])}
+    assert changed and all("layernorm" in name for name in changed) and "model.norm.weight" not in changed
+
+
+def test_an_exam_and_a_profile_of_a_stranger(lab: Path) -> None:
+    items = [{"q": "一加一", "choices": ["一", "二"], "key": 1}, {"q": "无", "choices": ["一", "二"], "key": None}]
+    (lab / "ward.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items), encoding="utf-8")
+    assert not main(["preprocess", "my_lab.hospital", "--input", "ward.jsonl", "--out", "data"])
+    (question,) = jsonl.read(lab / "data" / "ward.questions.jsonl", Question)
+    assert (question.id, question.answer) == ("ward:1", "B")
+    assert json.loads((lab / "data" / "ward.report.json").read_text("utf-8"))["dropped"] == {"no answer": 1}
+    jsonl.write(lab / "p.jsonl", [Prediction("ward:1", "也许B也许A")])
+    command = ["evaluate", "--predictions", "p.jsonl", "--questions", "data/ward.questions.jsonl", "--out", "report"]
+    assert not main([*command, "--profile", "my_lab.lenient"])
+    report = json.loads((lab / "report" / "report.json").read_text("utf-8"))
+    assert report["overall"]["accuracy"] == 100 and report["signature"]["answer"] == "my_lab.lenient"
+    (lab / "my_lab" / "empty.py").touch()
+    for wrong in (["preprocess", "my_lab.empty", "--input", "ward.jsonl", "--out", "x"],
+                  [*command, "--profile", "my_lab.empty", "--overwrite"]):  # fmt: skip
+        with pytest.raises(ConfigError, match=r"my_lab\.empty: lacks (read|PROFILE)"):
+            main(wrong)
+
+
+def test_a_metric(tmp_path: Path) -> None:
+    """The two pieces put where the page says, in a copy of the package."""
+    pieces = dict(BLOCKS)
+    shutil.copytree(ROOT / "cmexam_tune", tmp_path / "cmexam_tune", ignore=shutil.ignore_patterns("__pycache__"))
+    file = tmp_path / "cmexam_tune" / "scoring" / "grading.py"
+    text = file.read_text(encoding="utf-8")
+    head, accuracy, tail = text.partition('        "accuracy": average(scored, ()),\n')
+    text = head + accuracy + pieces['in score, below "accuracy"'] + tail
+    file.write_text(f"{text}\n\n{pieces['at the end of cmexam_tune/scoring/grading.py']}", encoding="utf-8")
+    options = {"A": "甲", "B": "乙", "C": "丙"}
+    jsonl.write(
+        tmp_path / "q.jsonl", [Question(f"q{i}", "题", options, answer) for i, answer in enumerate(["AB", "C"])]
+    )
+    jsonl.write(tmp_path / "p.jsonl", [Prediction("q0", "答案: A"), Prediction("q1", "不知道")])
+    words = ["evaluate", "--predictions", "p.jsonl", "--questions", "q.jsonl", "--out", "report"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    subprocess.run([sys.executable, "-m", "cmexam_tune", *words], cwd=tmp_path, env=environment, check=True)
+    overall = json.loads((tmp_path / "report" / "report.json").read_text("utf-8"))["overall"]
+    assert (overall["accuracy"], overall["partly_right"]) == (0, 50)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from modelkit import checkpoint, make_config, question, questions
+from transformers import GenerationConfig
 
 from cmexam_tune import prompts
 from cmexam_tune.core import variants
@@ -14,7 +15,7 @@ from cmexam_tune.core.config import Config
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.core.schema import Question
 from cmexam_tune.families import Loaded, llama
-from cmexam_tune.models import decode, legal
+from cmexam_tune.models import causal, decode, legal, writing
 
 MODES = ("generate", "constrained", "likelihood")
 
@@ -264,3 +265,65 @@ def test_chatglm_answers_in_all_three_ways(family: str, method: str) -> None:
             before = len(item.ids) + len(lead) - 1
             plain = sum(float(logs[before + i, token]) for i, token in enumerate(ids))
             assert scores[letters] == pytest.approx(plain, abs=1e-4), letters
+
+
+@pytest.mark.parametrize("family", ["llama", "chatglm", "chatglm2"])
+def test_nothing_behind_the_end_is_read(family: str) -> None:
+    """In a batch short answers are padded, ChatGLM2's with a token that decodes to a character of its own."""
+    name = "llama" if family == "llama" else "chatglm"
+    config = make_config(name, model__model_name_or_path=checkpoint(family), prompt__max_target_length=12)
+    module, asked = variants.load("families", name), decode.plainly(questions(8), config)
+    loaded = module.load(config.model)
+    decoder = module.decoder(loaded, config)
+    rows = {item.question.id: item.ids + decoder.codec.lead for item in decoder.ask(asked)}
+    free = {key: decoder._generate([row], writing.settings(decoder.model, decoder.tokenizer, config))[0]
+            for key, row in rows.items()}  # fmt: skip
+    end = next(iter(free.values()))[2]
+    config = set_generation(config, arguments={"eos_token_id": end}, batch_size=8)
+    finishes = set()
+    for written in module.decoder(loaded, config).write(asked):
+        ids = free[written.asked.question.id]
+        stops = end in ids
+        ids = ids[: ids.index(end) if stops else None]
+        assert written.text == loaded.tokenizer.decode(ids, skip_special_tokens=True)
+        assert (written.tokens, written.finish) == (len(ids) + stops, "stop" if stops else "length")
+        finishes.add((written.finish, decode.read(written).finish))
+    assert ("stop", None) in finishes and finishes <= {("stop", None), ("length", "length")}
+
+
+def test_only_the_recipe_decides_how_is_decoded(model: tuple[Loaded, Config]) -> None:
+    """What a checkpoint's generation_config.json asks for does not reach scored answers, and stays as it was."""
+    loaded, config = model
+    plain = list(llama.answer(loaded, questions(3), config))
+    written = loaded.tokenizer(plain[0].text, add_special_tokens=False)["input_ids"]
+    kept = loaded.model.generation_config
+    leaks = {
+        "no_repeat_ngram_size": 1, "suppress_tokens": written, "bad_words_ids": [[i] for i in written],
+        "forced_eos_token_id": 2, "sequence_bias": [[[written[0]], -100.0]], "guidance_scale": 3.0, "max_time": 1e-9,
+        "min_length": 500, "repetition_penalty": 3.0, "top_k": 1, "begin_suppress_tokens": written[:1],
+        "exponential_decay_length_penalty": (1, 9.0), "max_length": 3, "stop_strings": [plain[0].text[:1]],
+    }  # fmt: skip
+    try:
+        loaded.model.generation_config = GenerationConfig(eos_token_id=kept.eos_token_id, **leaks)
+        assert list(llama.answer(loaded, questions(3), config)) == plain
+        assert loaded.model.generation_config.no_repeat_ngram_size == 1
+    finally:
+        loaded.model.generation_config = kept
+
+
+@pytest.mark.parametrize(("style", "room"), [("answer", 32), ("answer_explain", 200), ("cmb_cot", 200), ("open", 200)])
+def test_an_explanation_has_the_room_that_it_had_in_training(style: str, room: int) -> None:
+    config = make_config(prompt__style=style, prompt__max_target_length=200)
+    assert writing.room(config) == room
+
+
+def test_beam_search_with_a_prefix() -> None:
+    """Witness: transformers' own cache, where every forward pass puts the prefix in front again."""
+    loaded, config = tuned("ptuning")
+    decoder = llama.decoder(loaded, set_generation(config, arguments={"num_beams": 3}))
+    rows = [item.ids for item in decoder.ask(decode.plainly(questions(3), config))]
+    settings = writing.settings(decoder.model, decoder.tokenizer, decoder.config)
+    mine = decoder._generate(rows, settings)
+    ids, mask = causal.left_padded(rows, decoder.pad, torch.device("cpu"))
+    plain = loaded.model.generate(input_ids=ids, attention_mask=mask, generation_config=settings)
+    assert mine == plain[:, ids.shape[1] :].tolist()

@@ -24,6 +24,7 @@ from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.families import Loaded
 from cmexam_tune.models import checkpoint, features
 from cmexam_tune.models.features import IGNORE_INDEX, Encoded, Ids, Truncation
+from cmexam_tune.models.precision import inference
 
 task: Literal["classify"] = "classify"
 lora_targets: tuple[str, ...] = ("query", "value")
@@ -228,7 +229,7 @@ def answer(loaded: Loaded, questions: Sequence[Question], config: Config) -> Ite
     for start in range(0, len(order), size):
         some = order[start : start + size]
         batch = {name: value.to(loaded.model.device) for name, value in _inputs(loaded, [ids[i] for i in some]).items()}
-        with torch.inference_mode():
+        with inference(loaded.model):
             logits = scores(loaded.model, batch).cpu()
         for row, i in enumerate(some):
             mine = logits[batch["question"].cpu() == row]

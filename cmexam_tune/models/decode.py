@@ -11,9 +11,10 @@ from transformers import GenerationConfig
 from cmexam_tune import answers, prompts
 from cmexam_tune.core.config import Config
 from cmexam_tune.core.schema import Prediction, Question
-from cmexam_tune.models import Loaded, features, legal, writing
+from cmexam_tune.models import Loaded, cache, features, legal, writing
 from cmexam_tune.models.causal import Codec, left_padded
 from cmexam_tune.models.features import Ids
+from cmexam_tune.models.precision import inference
 from cmexam_tune.prompts import Asked
 
 BLANK = "…"
@@ -136,7 +137,7 @@ class Decoder:
             rows = [item.ids + self.codec.lead + lead for item, lead in zip(batch, leads, strict=True)]
             width = max(len(row) for row in rows)
             chosen = GenerationConfig(
-                do_sample=False, max_new_tokens=max(root.depth for root in roots), pad_token_id=self.pad
+                do_sample=False, use_cache=True, max_new_tokens=max(root.depth for root in roots), pad_token_id=self.pad
             )  # type: ignore[no-untyped-call]
             new = self._generate(
                 rows,
@@ -154,7 +155,7 @@ class Decoder:
         output layer at these tokens.
         """
         for reading in self._readings(self.ask(asked), whole):
-            with torch.inference_mode():
+            with inference(self.model):
                 scores = legal.totals(reading.reader, reading.roots, reading.after)
             for item, start, rest in zip(reading.items, reading.lead, scores, strict=True):
                 yield item, {letters: start + value for letters, value in rest.items()}
@@ -233,17 +234,28 @@ class Decoder:
     def _readings(self, items: Sequence[Item], whole: bool) -> Iterator[Reading]:
         for batch, leads, roots in self._trees(items):
             rows = [item.ids + self.codec.lead + lead for item, lead in zip(batch, leads, strict=True)]
-            reader = legal.Reader(self.model, rows, self.pad)
-            with torch.inference_mode():
+            with inference(self.model):
+                reader = legal.Reader(self.model, rows, self.pad)
                 logs = reader.prefill(max(len(lead) for lead in leads) + 1 if whole else 1)
             sums = [_sum(row, lead) if whole else 0.0 for row, lead in zip(logs, leads, strict=True)]
             yield Reading(batch, reader, roots, logs[:, -1], sums)
 
     def _generate(self, rows: list[Ids], chosen: GenerationConfig, **more: Any) -> list[Ids]:
-        """Return what the model adds to each row."""
+        """Return what the model adds to each row.
+
+        While it writes, the checkpoint's own generation settings are put away: transformers would take from them
+        whatever `chosen` leaves open.
+        """
         ids, mask = left_padded(rows, self.pad, self.model.device)
-        with torch.inference_mode():
-            out = self.model.generate(input_ids=ids, attention_mask=mask, generation_config=chosen, **more)
+        own, self.model.generation_config = self.model.generation_config, chosen
+        try:
+            with inference(self.model):
+                start = cache.empty(self.model) if chosen.use_cache else None
+                out = self.model.generate(
+                    input_ids=ids, attention_mask=mask, generation_config=chosen, past_key_values=start, **more
+                )
+        finally:
+            self.model.generation_config = own
         new: list[Ids] = out[:, ids.shape[1] :].tolist()
         return new
 
@@ -251,7 +263,8 @@ class Decoder:
 def read(written: Written) -> Prediction:
     """Return what the text says."""
     question, text = written.asked.question, written.text
-    return Prediction(question.id, text, answers.parse(text, question), answers.split_explanation(text))
+    finish = None if written.finish == "stop" else written.finish
+    return Prediction(question.id, text, answers.parse(text, question), answers.split_explanation(text), finish=finish)
 
 
 def _sum(logs: torch.Tensor, lead: Ids) -> float:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from transformers import DynamicCache
 
 from cmexam_tune.core.config import Config
 from cmexam_tune.core.schema import Question
+from cmexam_tune.models import cache
 from cmexam_tune.models.causal import left_padded
 from cmexam_tune.models.features import Ids
 
@@ -73,7 +73,7 @@ class Reader:
         """Take prompts as ids; they are padded on the left and nothing is computed yet."""
         self._model = model
         self._ids, self._mask = left_padded(rows, pad, model.device)
-        self._cache = DynamicCache(config=model.config)
+        self._cache = cache.empty(model)
         self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def prefill(self, keep: int) -> torch.Tensor:

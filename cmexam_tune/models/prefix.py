@@ -1,8 +1,9 @@
 """The P-tuning v2 mechanism: trained keys and values in front of every layer's own, for any model of transformers.
 
 An attention function is registered with transformers' `AttentionInterface` under `IMPLEMENTATION`. It puts the layer's
-prefix in front of keys and values and opens the mask for it. The prefix never enters the cache, so gradient
-checkpointing, packing, beam search and ZeRO work as without it.
+prefix in front of keys and values and opens the mask for it. The prefix need not be in a cache, so gradient
+checkpointing, packing, beam search and ZeRO work as without it; for prediction `cache.PrefixCache` holds it all the
+same, which saves time.
 
 Layout (the same as PEFT's and as the ChatGLM authors'): the encoder returns `[n, layers * 2 * kv_heads * head_dim]`,
 viewed as `[n, 2 * layers, kv_heads, head_dim]`; entry 2i is the key of layer i, entry 2i + 1 its value.
@@ -57,9 +58,11 @@ class Shape(NamedTuple):
 
 
 class Prefix(NamedTuple):
-    """What travels with a forward pass: `states` is `[n, 2 * layers, kv_heads, head_dim]`."""
+    """What travels with a forward pass: `states` is `[tokens, 2 * layers, kv_heads, head_dim]`."""
 
-    states: torch.Tensor
+    states: torch.Tensor | None
+    """None: the cache holds it already."""
+    tokens: int
     dropout: float
 
 
@@ -97,11 +100,13 @@ class PrefixEncoder(nn.Module):
         """Forward pre-hook of the base model: add the prefix, and move the positions behind it where that is usual."""
         past = kwargs.get("past_key_values")
         seen = 0 if past is None else int(past.get_seq_length())
-        # While decoding, the projection need not run again for every token.
+        # While decoding without a `PrefixCache`, the projection need not run again for every token.
         decoding = seen > 0 and not torch.is_grad_enabled()
-        states = self._last if decoding and self._last is not None else self()
+        states = self._last if decoding else None
+        if states is None and not getattr(past, "holds_prefix", False):
+            states = self()
         self._last = None if torch.is_grad_enabled() else states
-        kwargs["prefix"] = Prefix(states, self.dropout)
+        kwargs["prefix"] = Prefix(states, self.shape.tokens, self.dropout)
         if self.shift_positions:
             positions = kwargs.get("position_ids")
             if positions is None:
@@ -133,6 +138,12 @@ def install(model: PreTrainedModel, encoder: PrefixEncoder) -> PreTrainedModel:
     base.add_module(MODULE, encoder.to(model.device))
     base.register_forward_pre_hook(encoder.inject, with_kwargs=True)
     return model
+
+
+def find_encoder(model: PreTrainedModel) -> PrefixEncoder | None:
+    """Return the prefix encoder that `install` put into `model`, or None."""
+    found = getattr(model.base_model, MODULE, None)
+    return found if isinstance(found, PrefixEncoder) else None
 
 
 def encoder_of(model: PreTrainedModel) -> PrefixEncoder:
@@ -191,20 +202,20 @@ def attention(
     """
     if prefix is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-    layer = int(module.layer_idx)  # type: ignore[arg-type]
-    tokens = prefix.states.shape[0]
-    pair = prefix.states[:, 2 * layer : 2 * layer + 2].to(key.device, key.dtype)
-    pair = pair.permute(1, 2, 0, 3)[:, None].expand(2, key.shape[0], -1, -1, -1)
-    pair = functional.dropout(pair, prefix.dropout, module.training)
-    length, seen = query.shape[2], key.shape[2]
+    if prefix.states is not None:
+        layer = int(module.layer_idx)  # type: ignore[arg-type]
+        pair = prefix.states[:, 2 * layer : 2 * layer + 2].to(key.device, key.dtype)
+        pair = pair.permute(1, 2, 0, 3)[:, None].expand(2, key.shape[0], -1, -1, -1)
+        pair = functional.dropout(pair, prefix.dropout, module.training)
+        key, value = torch.cat([pair[0], key], dim=2), torch.cat([pair[1], value], dim=2)
+    length, seen = query.shape[2], key.shape[2] - prefix.tokens
     causal = kwargs.pop("is_causal", None)
     causal = bool(getattr(module, "is_causal", True)) if causal is None else causal
     if attention_mask is None and causal and length > 1:
         attention_mask = torch.ones(length, seen, dtype=torch.bool, device=key.device).tril(seen - length)[None, None]
     if attention_mask is not None:
         visible = 1 if attention_mask.dtype == torch.bool else 0
-        attention_mask = functional.pad(attention_mask, (tokens, 0), value=visible)
-    key, value = torch.cat([pair[0], key], dim=2), torch.cat([pair[1], value], dim=2)
+        attention_mask = functional.pad(attention_mask, (prefix.tokens, 0), value=visible)
     return sdpa_attention_forward(module, query, key, value, attention_mask, is_causal=False, **kwargs)
 
 

@@ -1,5 +1,6 @@
 """What `generate` is given: settings, stop strings, and the answers that are legal where only those may be written."""
 
+import string
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,9 +13,13 @@ from transformers import (
     StoppingCriteria,
 )
 
+from cmexam_tune import prompts
 from cmexam_tune.core.config import Config
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.models.legal import Node, walk
+
+LETTERS = 32
+"""Tokens that an answer of letters and a few words around them needs at most, in any tokenizer."""
 
 
 def settings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: Config) -> GenerationConfig:
@@ -32,7 +37,7 @@ def settings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config:
         "do_sample": False,
         "num_beams": 1,
         "repetition_penalty": 1.0,
-        "max_new_tokens": config.prompt.max_target_length,
+        "max_new_tokens": room(config),
         "eos_token_id": sorted(ends),
         "pad_token_id": tokenizer.pad_token_id,
         "use_cache": True,
@@ -46,6 +51,15 @@ def settings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config:
     except ValueError as error:
         raise ConfigError(f"generation: {error}") from None
     return chosen
+
+
+def room(config: Config) -> int:
+    """Return how many tokens an answer may have by default: as in training, and few where only letters are written."""
+    fields = {
+        name for _, name, _, _ in string.Formatter().parse(prompts.style_named(config.prompt.style).write) if name
+    }
+    most = config.prompt.max_target_length
+    return min(most, LETTERS) if fields == {"letters"} else most
 
 
 def end_ids(chosen: GenerationConfig) -> set[int]:

@@ -44,6 +44,7 @@ def attach(model: "PreTrainedModel", family: Family, settings: Any) -> "PreTrain
     Raises:
         UserError: `target_modules` names no layer of this model.
     """
+    import torch
     from peft import LoraConfig, TaskType, get_peft_model
 
     targets = settings.target_modules or family.lora_targets
@@ -65,9 +66,13 @@ def attach(model: "PreTrainedModel", family: Family, settings: Any) -> "PreTrain
         )
     except ValueError as error:
         raise UserError(f"tuning: LoRA cannot be put on this model: {error}") from None
-    for parameter in tuned.parameters():
-        if parameter.requires_grad:
-            parameter.data = parameter.data.float()
+    for module in tuned.modules():
+        own = list(module.parameters(recurse=False))
+        # A norm computes with one type: where its bias is trained, its frozen weight is float32 too.
+        norm = isinstance(module, torch.nn.LayerNorm) and any(parameter.requires_grad for parameter in own)
+        for parameter in own:
+            if parameter.requires_grad or norm:
+                parameter.data = parameter.data.float()
     result: PreTrainedModel = tuned
     return result
 

@@ -24,6 +24,7 @@ from transformers.utils import logging
 from cmexam_tune.core.config import ModelConfig
 from cmexam_tune.core.errors import ConfigError, UserError, first_line
 from cmexam_tune.core.variants import suggest
+from cmexam_tune.models import attention
 
 if not torch.accelerator.is_available():
     # DeepSpeed would look for a card at its first import and print a warning among the results.
@@ -161,7 +162,7 @@ def read_weights(
             location(model),
             config=config,
             dtype=dtype(model),
-            attn_implementation=model.attn_implementation,
+            attn_implementation=attention.suited(model.attn_implementation),
             # Straight to a card, so that processes that share a machine do not fill its memory first.
             device_map=None if device == "cpu" else {"": device},
             output_loading_info=True,

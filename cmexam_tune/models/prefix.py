@@ -21,6 +21,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from cmexam_tune.core.errors import ConfigError, UserError
+from cmexam_tune.models.attention import REPEATED, needs_repeating, repeated_sdpa
 
 IMPLEMENTATION = "prefix_sdpa"
 MODULE = "prefix_encoder"
@@ -127,7 +128,7 @@ def install(model: PreTrainedModel, encoder: PrefixEncoder) -> PreTrainedModel:
     if not model._can_set_attn_implementation():
         raise ConfigError(f"{type(model).__name__} does not use transformers' attention interface: use lora instead.")
     used = model.config._attn_implementation
-    if used not in ("sdpa", "eager", IMPLEMENTATION):
+    if used not in ("sdpa", "eager", REPEATED, IMPLEMENTATION):
         raise ConfigError(f"ptuning works with model.attn_implementation: sdpa, not {used!r}.")
     model.set_attn_implementation(IMPLEMENTATION)
     base: nn.Module = model.base_model
@@ -200,8 +201,9 @@ def attention(
         prefix: of all layers.
         kwargs: passed on.
     """
+    attend = repeated_sdpa if needs_repeating() else sdpa_attention_forward
     if prefix is None:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+        return attend(module, query, key, value, attention_mask, **kwargs)
     if prefix.states is not None:
         layer = int(module.layer_idx)  # type: ignore[arg-type]
         pair = prefix.states[:, 2 * layer : 2 * layer + 2].to(key.device, key.dtype)
@@ -216,7 +218,7 @@ def attention(
     if attention_mask is not None:
         visible = 1 if attention_mask.dtype == torch.bool else 0
         attention_mask = functional.pad(attention_mask, (prefix.tokens, 0), value=visible)
-    return sdpa_attention_forward(module, query, key, value, attention_mask, is_causal=False, **kwargs)
+    return attend(module, query, key, value, attention_mask, is_causal=False, **kwargs)
 
 
 AttentionInterface.register(IMPLEMENTATION, attention)

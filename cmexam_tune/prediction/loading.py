@@ -38,20 +38,22 @@ def open_source(source: str | Path | Config, overrides: Sequence[str] = ()) -> S
 
 
 def load(source: Source) -> Loaded:
-    """Return the model in eval mode on the card, where there is one, and its tokenizer.
+    """Return the model in eval mode on the card, where there is one, and its tokenizer; LoRA is merged where it can be.
 
     Raises:
         UserError: no finished run, missing weights, or a model that does not fit the adapter.
     """
+    from cmexam_tune.models import merging
+
     if source.run is not None:
         from cmexam_tune.runfolder import runs
 
-        _, loaded = runs.load(source.run, source.overrides)
+        _, loaded = runs.load(source.run, source.overrides, device())
     else:
         family: Any = variants.load("families", source.config.model.family)
-        loaded = family.load(source.config.model)
+        loaded = family.load(source.config.model, device=device())
     model: Any = loaded.model
-    return Loaded(model.to(device()).eval(), loaded.tokenizer)
+    return merging.merged(Loaded(model.to(device()).eval(), loaded.tokenizer))
 
 
 def device() -> str:

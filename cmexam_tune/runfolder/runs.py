@@ -209,7 +209,7 @@ def parts(config: Config) -> tuple[Family, Method]:
     return family, method
 
 
-def load(folder: str | Path, overrides: Sequence[str] = ()) -> tuple[Config, Loaded]:
+def load(folder: str | Path, overrides: Sequence[str] = (), device: str = "cpu") -> tuple[Config, Loaded]:
     """Return a run's config and its trained model in eval mode: base plus adapter, or the standalone model.
 
     Raises:
@@ -229,7 +229,7 @@ def load(folder: str | Path, overrides: Sequence[str] = ()) -> tuple[Config, Loa
     if stored.get("labels") and not method.standalone:
         source = dataclasses.replace(source, config={**source.config, "id2label": stored["labels"]})
     model: Any
-    model, tokenizer = family.load(source)
+    model, tokenizer = family.load(source, device=device)
     _check_card(run, tokenizer)
     if not method.standalone:
         model = method.attach(model, family, config.tuning.settings)

@@ -1,5 +1,7 @@
 """`cmexam-tune chat`: ask a trained model questions in the terminal."""
 
+import dataclasses
+import random
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -59,7 +61,10 @@ def reply(config: Config, loaded: "Loaded", messages: Messages) -> Reply:
     """
     if not messages or messages[-1]["role"] != "user":
         raise UserError("the last message must have the role user.")
-    written = next(_decoder(config, loaded).write([_asked(config, loaded, messages)]))
+    # Where it samples, a conversation is not to be repeated.
+    anew = dataclasses.replace(config.generation, seed=random.getrandbits(32))
+    decoder = _decoder(dataclasses.replace(config, generation=anew), loaded)
+    written = next(decoder.write([_asked(config, loaded, messages)]))
     return Reply(written.text.strip(), written.prompt_tokens, written.tokens)
 
 

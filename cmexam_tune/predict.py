@@ -36,10 +36,14 @@ def predict(
     from cmexam_tune.prediction.resumable import ResumableFile
 
     # All of the file is read, so that a mistake further down is found before anything is answered.
-    asked = list(jsonl.read(questions, Question))[:limit]
+    every = list(jsonl.read(questions, Question))
     opened = loading.open_source(source, overrides)
-    with ResumableFile(out, provenance(opened.config, questions, opened.run), overwrite) as file:
-        answering.answer_missing(file, opened, asked)
+    asking = answering.asking_of(opened.config, every)
+    meta = provenance(opened.config, questions, opened.run, answering.shot_files(opened.config))
+    with ResumableFile(out, meta, overwrite) as file:
+        answering.answer_missing(file, opened, asking, every[:limit])
+        if file.processes.first:
+            cli.note(answering.summary(file.result, opened.config))
     return Path(out)
 
 

@@ -8,20 +8,24 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from modelkit import checkpoint, questions
+from modelkit import checkpoint, make_config, question, questions
 
-from cmexam_tune import predict
+from cmexam_tune import answers, predict, prompts
 from cmexam_tune.__main__ import main
 from cmexam_tune.core import jsonl
 from cmexam_tune.core.config import dump_config
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.core.schema import Prediction, Question
+from cmexam_tune.models.decode import Decoder
 from cmexam_tune.prediction import provenance
+from cmexam_tune.prediction.answering import majority
 from cmexam_tune.prediction.resumable import ResumableFile, meta_path
+from cmexam_tune.prompts import order
 
 
 @pytest.fixture
@@ -33,8 +37,6 @@ def asked(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
-    from modelkit import make_config
-
     path = tmp_path / "zeroshot.yaml"
     config = make_config(prompt__max_target_length=6, generation={"batch_size": 4, "mode": "likelihood"})
     path.write_text(dump_config(config), encoding="utf-8")
@@ -245,9 +247,95 @@ def test_a_failed_answer_is_asked_again(tmp_path: Path) -> None:
     assert [p.text for p in read(out)] == ["答案: A", "答案: B"]
 
 
-def test_a_run_folder_answers_as_its_model_did(asked: Path, tmp_path: Path) -> None:
-    from modelkit import make_config
+@pytest.fixture
+def writing(tmp_path: Path) -> list[object]:
+    """A command whose model writes freely, by chance, and answers now and then."""
+    path = tmp_path / "sampling.yaml"
+    generation = {"do_sample": True, "temperature": 1.5, "batch_size": 4, "max_new_tokens": 8}
+    path.write_text(dump_config(make_config(generation=generation)), encoding="utf-8")
+    return ["--config", path]
 
+
+def test_votes_are_repeatable_and_go_on_in_the_middle_of_a_question(
+    asked: Path, writing: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [*writing, "generation.votes=3", "--questions", asked, "--limit", 8]
+    whole, part, other = (tmp_path / name for name in ("whole", "part", "other"))
+    run(*words, "--out", whole)
+    for prediction in read(whole):
+        question = next(q for q in jsonl.read(asked, Question) if q.id == prediction.question_id)
+        each = [answers.parse(text, question) for text in prediction.votes]
+        counts = Counter(letters for letters in each if letters)
+        assert len(each) == 3 and len(set(prediction.votes)) == 3 and prediction.text in prediction.votes
+        assert prediction.answer == (counts.most_common(1)[0][0] if counts else None)
+    append, seen = ResumableFile.append, itertools.count()
+
+    def killed(file: ResumableFile, record: object) -> None:
+        if next(seen) == 10:
+            raise Killed
+        append(file, record)
+
+    monkeypatch.setattr(ResumableFile, "append", killed)
+    with pytest.raises(Killed):
+        run(*words, "--out", part)
+    monkeypatch.undo()
+    assert (tmp_path / "part.votes").read_bytes().count(b"\n") == 10
+    run(*words, "generation.batch_size=3", "--out", part)
+    assert part.read_bytes() == whole.read_bytes()
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith("part.votes")]
+    run(*words, "generation.seed=1", "--out", other)
+    assert [p.votes for p in read(other)] != [p.votes for p in read(whole)]
+
+
+def test_the_majority_is_cmbs() -> None:
+    def of(*letters: str | None, **more: str) -> Prediction:
+        outputs = [Prediction(f"q#{i}", f"{i}:{answer}", answer) for i, answer in enumerate(letters)]
+        return majority("q", outputs)
+
+    assert of("A", "B", "B").text == "1:B" and of("B", "A", "A", "B").answer == "B"
+    assert of(None, "C", None).answer == "C" and of(None, None) == Prediction("q", "0:None", votes=("0:None", "1:None"))
+    failed = [Prediction("q#0", "A", "A"), Prediction("q#1", "", finish="error", reason="429")]
+    assert majority("q", failed) == Prediction("q", "", finish="error", reason="429")
+
+
+def test_examples_come_before_every_question(
+    asked: Path, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, out = tmp_path / "pool.questions.jsonl", tmp_path / "p.jsonl"
+    jsonl.write(pool, [question(i) for i in range(100, 106)] + questions(3))
+    shown: list[prompts.Dialogue] = []
+    ask = Decoder.ask
+    monkeypatch.setattr(
+        Decoder, "ask", lambda self, items: shown.extend(item.dialogue() for item in items) or ask(self, items)
+    )
+    words = ["--config", recipe, "--questions", asked, "--out", out, "prompt.max_source_length=4096"]
+    run(*words, "prompt.shots=3", f"prompt.shots_from={pool}", "--limit", 5)
+    assert len(shown) == 5 and len({dialogue.examples for dialogue in shown}) == 1
+    assert all(turn.answer == "答案: C" and "选项A10" in turn.question for turn in shown[0].examples)
+    assert len(json.loads(meta_path(out).read_text())["shots_sha256"]) == 1
+    jsonl.write(pool, [question(i) for i in range(200, 206)], overwrite=True)
+    with pytest.raises(UserError, match="shots_sha256"):
+        run(*words, "prompt.shots=3", f"prompt.shots_from={pool}", "--limit", 6)
+    with pytest.raises(UserError, match=r"prompt\.shots_from=FILE"):
+        run(*words, "prompt.shots=3", "--overwrite")
+    with pytest.raises(UserError, match="6 questions that can be examples"):
+        run(*words, "prompt.shots=7", f"prompt.shots_from={pool}", "--overwrite")
+
+
+def test_answers_in_another_order_are_in_the_exams_letters(asked: Path, recipe: Path, tmp_path: Path) -> None:
+    plain, same, turned = (tmp_path / name for name in ("plain", "same", "turned"))
+    words = ["--config", recipe, "generation.answer_sets=single", "--questions", asked]
+    run(*words, "--out", plain)
+    run(*words, "prompt.option_order=rotate:0", "--out", same)
+    run(*words, "prompt.option_order=rotate:1", "--out", turned)
+    assert plain.read_bytes() == same.read_bytes() != turned.read_bytes()
+    for item, prediction in zip(jsonl.read(asked, Question), read(turned), strict=True):
+        letter = prediction.text.removeprefix("答案: ")
+        seen = order.shown(item, "rotate:1").options[letter]
+        assert prediction.answer is not None and seen == item.options[prediction.answer]
+
+
+def test_a_run_folder_answers_as_its_model_did(asked: Path, tmp_path: Path) -> None:
     from cmexam_tune.runfolder import runs
     from cmexam_tune.train import train
 

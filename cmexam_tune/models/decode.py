@@ -11,7 +11,7 @@ from transformers import GenerationConfig
 from cmexam_tune import answers, prompts
 from cmexam_tune.core.config import Config
 from cmexam_tune.core.schema import Prediction, Question
-from cmexam_tune.models import Loaded, cache, features, legal, writing
+from cmexam_tune.models import Loaded, cache, features, legal, sampling, writing
 from cmexam_tune.models.causal import Codec, left_padded
 from cmexam_tune.models.features import Ids
 from cmexam_tune.models.precision import inference
@@ -113,13 +113,15 @@ class Decoder:
 
     def write(self, asked: Sequence[Asked]) -> Iterator[Written]:
         """Let the model write, up to its EOS, a stop string of the template or `max_new_tokens`."""
-        chosen = writing.settings(self.model, self.tokenizer, self.config)
+        chosen, shaping = sampling.split(writing.settings(self.model, self.tokenizer, self.config))
         ends = writing.end_ids(chosen)
         for batch in self._batches(self.ask(asked)):
             rows = [item.ids + self.codec.lead for item in batch]
             width = max(len(row) for row in rows)
             stops = [writing.StopText(self.tokenizer, self.codec.stop, width)] if self.codec.stop else []
-            new = self._generate(rows, chosen, stopping_criteria=stops)
+            keys = [item.question.id for item in batch]
+            draws = [] if shaping is None else [sampling.Draw(shaping, keys, self.config.generation.seed)]
+            new = self._generate(rows, chosen, stopping_criteria=stops, logits_processor=draws)
             for item, row, ids in zip(batch, rows, new, strict=True):
                 # The first end counts, also where padding behind it would be read as text.
                 end = next((place for place, token in enumerate(ids) if token in ends), None)

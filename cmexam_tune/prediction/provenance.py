@@ -1,7 +1,7 @@
 """What predictions come from: config, weights, adapter, questions and versions, and whether two of them are one."""
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,10 @@ BLOCKS, BLOCK = 1024, 64
 """Of a larger file so many blocks of so many bytes, evenly spaced: every matrix of a model is touched."""
 
 
-def provenance(config: Config, questions: str | Path, run: Path | None) -> dict[str, Any]:
-    """Return what predictions come from."""
+def provenance(
+    config: Config, questions: str | Path, run: Path | None, shots: Sequence[str | Path] = ()
+) -> dict[str, Any]:
+    """Return what predictions come from; `shots` are the files that examples are drawn from."""
     model = config.model
     return {
         "config": config.to_dict(),
@@ -33,6 +35,7 @@ def provenance(config: Config, questions: str | Path, run: Path | None) -> dict[
         ],
         "questions": str(questions),
         "questions_sha256": files.sha256(questions),
+        "shots_sha256": [files.sha256(file) for file in shots],
         "versions": {
             "cmexam_tune": __version__,
             **{name: metadata.version(name) for name in ("torch", "transformers", "peft", "tokenizers")},

@@ -40,8 +40,11 @@ class ResumableFile:
         self.known: frozenset[str] = frozenset()
         """Keys that need no answer any more."""
         self.result: dict[str, Any] = {}
-        """What is known at the end only (speed, tokens used); at the start, what the runs before have left."""
-        self._overwrite, self._fresh = overwrite, True
+        """How it went (records, answered, seconds, cut, failed, and what the source of the answers adds); at the
+        start, what the runs before have left."""
+        self.tidy = False
+        """Whether nothing is left to be put in order, if nothing is missing."""
+        self.overwrite, self._fresh = overwrite, True
         self._handle: IO[bytes] | None = None
         self._lock = contextlib.ExitStack()
 
@@ -51,7 +54,7 @@ class ResumableFile:
         Raises:
             UserError: another process has the file open, or it holds records of something else, or is no such file.
         """
-        self.known, self.result = self.processes.from_first(self._open)
+        self.known, self.result, self.tidy = self.processes.from_first(self._open)
         return self
 
     def __exit__(
@@ -63,14 +66,14 @@ class ResumableFile:
             self._handle = None
         self._lock.close()
 
-    def _open(self) -> tuple[frozenset[str], dict[str, Any]]:
+    def _open(self) -> tuple[frozenset[str], dict[str, Any], bool]:
         for path in (self.path, meta_path(self.path)):
             files.check_output(path, overwrite=True)
         with contextlib.ExitStack() as stack:
             stack.enter_context(files.lock(self.path))
             lines, result = self._look()
             self._lock = stack.pop_all()
-        return frozenset(lines), result
+        return frozenset(lines), result, not self._fresh and not self._parts()
 
     def _look(self) -> tuple[Mapping[str, bytes], dict[str, Any]]:
         """Return the records that count, and `result` of the runs before."""
@@ -83,7 +86,7 @@ class ResumableFile:
                 f"{self.path}: exists and was not written by predict (no {meta_path(self.path).name}). Choose another "
                 "--out, or move the file away."
             )
-        if self._overwrite:
+        if self.overwrite:
             return {}, {}
         lines = self._lines()
         if changed := provenance.differences(note, json.loads(json.dumps(self.meta))):
@@ -134,10 +137,11 @@ class ResumableFile:
         self._handle.write((jsonl.dumps(record) + "\n").encode())
         self._handle.flush()
 
-    def finish(self, order: Sequence[str]) -> None:
+    def finish(self, order: Sequence[str], answered: int = 0, seconds: float = 0.0) -> None:
         """Put the records in the order of `order`, so that the file does not show how often it was interrupted.
 
-        Keys that are not in `order` (of a longer run before) keep their place behind them; `result` goes to the note.
+        Keys that are not in `order` (of a longer run before) keep their place behind them. How it went goes to
+        `result` and into the note: `answered` records in so many `seconds`, added to what the runs before took.
         """
         assert self._handle is not None
         self._handle.close()
@@ -147,8 +151,17 @@ class ResumableFile:
             lines = self._lines(failed=True)
             wanted = {key: lines.pop(key) for key in order if key in lines}
             self._write({**wanted, **lines})
+            self.result |= _counts([*wanted.values(), *lines.values()])
+            for name, value in (("answered", answered), ("seconds", seconds)):
+                self.result[name] = self.result.get(name, 0) + value
             self._write_note()
         self.processes.wait()
+
+    def discard(self) -> None:
+        """Remove the finished file and its note."""
+        if self.processes.first:
+            for path in (self.path, meta_path(self.path)):
+                path.unlink(missing_ok=True)
 
     def _write(self, lines: Mapping[str, bytes]) -> None:
         """Write all records into one file; parts are removed only when it is there."""
@@ -164,6 +177,12 @@ class ResumableFile:
         with files.atomic_write(meta_path(self.path)) as handle:
             json.dump({**self.meta, "result": self.result}, handle, ensure_ascii=False, indent=1)
             handle.write("\n")
+
+
+def _counts(lines: Sequence[bytes]) -> dict[str, int]:
+    """Return how many records there are, how many were cut off, and how many failed."""
+    ends = [json.loads(line).get("finish") for line in lines]
+    return {"records": len(ends), "cut": ends.count("length"), "failed": ends.count(FAILED)}
 
 
 def _read_key(line: bytes, where: str) -> tuple[str, str | None]:

@@ -9,6 +9,7 @@ HERE = Path(__file__).parent
 VERSION = re.search(r'__version__ = "(.+)"', (HERE / "cmexam_tune" / "__init__.py").read_text(encoding="utf-8"))
 assert VERSION is not None
 SERVE = ["fastapi>=0.115", "uvicorn>=0.30"]
+ENDPOINT = ["openai>=1.50"]
 NOTEBOOKS = ["ipykernel>=6.29", "nbclient>=0.10"]
 
 setup(
@@ -52,10 +53,10 @@ setup(
     ],
     extras_require={
         "dev": [
+            *ENDPOINT,
             *SERVE,
             *NOTEBOOKS,
             "mypy>=1.15",
-            "openai>=1.50",
             "pytest>=8.0",
             "pytest-xdist>=3.6",
             "ruff>=0.12",
@@ -63,6 +64,7 @@ setup(
             "tensorboard>=2.16",
             "types-PyYAML",
         ],
+        "endpoint": ENDPOINT,
         "serve": SERVE,
         "notebooks": NOTEBOOKS,
         "tensorboard": ["tensorboard>=2.16"],

@@ -26,13 +26,12 @@ import torch
 import transformers
 import vocabulary
 
-from cmexam_tune import tiny
+from cmexam_tune import prompts, tiny
 from cmexam_tune.core import config, jsonl
 from cmexam_tune.core.config import Config
 from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.exams import cmexam
 from cmexam_tune.families import Loaded, llama
-from cmexam_tune.models import decode
 
 WIDTH, NEW_TOKENS = 256, 256
 SAMPLE = Path(tiny.__file__).parent / "sample" / "cmexam"
@@ -87,7 +86,7 @@ def original(loaded: Loaded, questions: Sequence[Question], setup: Config) -> It
     """One question at a time, padded or cut to 256 tokens, up to 256 new tokens."""
     tokenizer: Any = loaded.tokenizer
     tokenizer.padding_side = "left"
-    for item in llama.decoder(loaded, setup).ask(decode.plainly(questions, setup)):
+    for item in llama.decoder(loaded, setup).ask(prompts.plainly(questions, setup)):
         inputs = tokenizer.pad({"input_ids": [item.ids[:WIDTH]]}, padding="max_length", max_length=WIDTH)
         tensors = {
             name: torch.tensor(inputs[name], device=loaded.model.device) for name in ("input_ids", "attention_mask")

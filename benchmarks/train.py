@@ -151,8 +151,11 @@ def plain(job):
 
 def ours(job):
     """Side c: the trainer of `cmexam_tune.train`, without writing the adapter."""
+    import datasets
+
+    from cmexam_tune.batching import batches, encoding
     from cmexam_tune.batching import data as datas
-    from cmexam_tune.models.features import Encoded
+    from cmexam_tune.models.features import Truncation
     from cmexam_tune.training import arguments as layouts
     from cmexam_tune.training import evaluation as trainers
 
@@ -171,7 +174,10 @@ def ours(job):
             self.held = (sum(map(len, batch.ids)), batch.tokens, slots, batch.items)
             return batches, items
 
-    data = datas.Data(datas.rows(family, loaded, Encoded(rows)), layouts.layout(settings, 1))
+    table = datasets.Dataset.from_list([dict(row) for row in rows])
+    lengths, labels = [[*map(count, rows)] for count in (batches.length, batches.label_count)]
+    samples = encoding.Samples(table, lengths, labels, Truncation())
+    data = datas.Data(datas.encoded_questions(family, loaded, samples), layouts.layout(settings, 1))
     args.max_steps = min(job["limit"]["c"], len(rows) // job["batch"])
     trainer = Timed(settings, family, loaded, args, data)
     result = trainer.train()

@@ -3,6 +3,7 @@
 import json
 import platform
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -10,8 +11,9 @@ from cmexam_tune import __version__, profiles
 from cmexam_tune.core import cli, files, jsonl
 from cmexam_tune.core.errors import DataError, UserError
 from cmexam_tune.core.schema import Prediction, Question, Scores
+from cmexam_tune.paper import published as paper
 from cmexam_tune.profiles import Profile
-from cmexam_tune.report import building, tables
+from cmexam_tune.report import building, sections, writing
 from cmexam_tune.scoring import comparison, grading
 
 T = TypeVar("T")
@@ -19,7 +21,6 @@ Predictions = str | Path | Sequence[Prediction]
 Questions = str | Path | Sequence[Question]
 
 ALL = "all"
-NAMES = ("report.json", "report.md", "report.html", "report.tex")
 EPILOG = """writes DIR/report.json, DIR/report.md and DIR/report.html (one file, no network needed).
 
 In report.json accuracy, its Wilson 95% interval accuracy_ci, BLEU and ROUGE are percentages; precision, recall and
@@ -53,7 +54,7 @@ def evaluate(  # noqa: PLR0913 - one argument for each flag of the program
         out: folder for report.json, report.md and report.html.
         profile: whose rules: one of `profiles.names()`, or `all` for `standard` with the scores of all of them.
         baseline: predictions of the same questions to compare with, question by question.
-        published: show published numbers beside the run: `cmexam` or `cmb`.
+        published: show published numbers beside the run: one of `paper.published.names()`.
         latex: also write report.tex.
         overwrite: replace a report in `out`.
 
@@ -69,17 +70,20 @@ def evaluate(  # noqa: PLR0913 - one argument for each flag of the program
     if out is not None:
         _check_out(Path(out), overwrite)
     asked = _records(questions, Question)
-    runs = _runs(predictions)
-    graded = {name: _grade(asked, said, rules, name) for name, said in runs.items()}
-    first = next(iter(graded.values()))
-    compared = _compared(graded, asked, rules, baseline)
+    runs = {name: _grade(asked, one, rules, name) for name, one in _runs(predictions).items()}
+    first = next(iter(runs.values()))
+    against = None if baseline is None else _against(first, asked, rules, baseline)
+    numbers = paper.beside(published, asked) if published else None
+    result = building.build(first, rules, _provenance(questions, predictions, baseline), published=numbers)
+    result = replace(result, comparison=against)
+    if len(runs) > 1:
+        scores = {name: grading.score(graded, rules) for name, graded in runs.items()}
+        spread, agreement = comparison.summarise(scores), comparison.agreement(runs)
+        result = replace(result, runs=scores, summary=spread, agreement=agreement)
     if profile == ALL:
-        compared["profiles"] = all_profiles([one.prediction for one in first], asked)
-    result = building.build(first, rules, _provenance(questions, predictions, baseline), published)
+        result = replace(result, profiles=all_profiles([one.prediction for one in first], asked))
     if out is not None:
-        building.write(result, first, out, overwrite, latex, compared)
-        if not latex:
-            (Path(out) / "report.tex").unlink(missing_ok=True)  # of the report that was replaced
+        writing.write(result, first, out, overwrite, latex)
     return result
 
 
@@ -89,20 +93,12 @@ def all_profiles(predictions: Predictions, questions: Questions) -> dict[str, Sc
     return {name: grading.score(grading.grade(asked, said, name), name) for name in profiles.names()}
 
 
-def _compared(
-    graded: dict[str, list[grading.Graded]], asked: Sequence[Question], rules: Profile, baseline: Predictions | None
-) -> dict[str, Any]:
-    """Return the sections of the report that are about more than one set of predictions."""
-    sections: dict[str, Any] = {}
-    if baseline is not None:
-        name = str(baseline) if isinstance(baseline, str | Path) else "the baseline"
-        other = _grade(asked, _records(baseline, Prediction), rules, name)
-        found = comparison.compare(other, next(iter(graded.values())), rules.smoothing)
-        sections["comparison"] = {"name": name, **found}
-    if len(graded) > 1:
-        scores = {run: grading.score(some, rules) for run, some in graded.items()}
-        sections |= {"runs": scores, "summary": comparison.summarise(scores), "agreement": comparison.agreement(graded)}
-    return sections
+def _against(
+    first: Sequence[grading.Graded], asked: Sequence[Question], rules: Profile, baseline: Predictions
+) -> comparison.Comparison:
+    name = str(baseline) if isinstance(baseline, str | Path) else "the baseline"
+    other = _grade(asked, _records(baseline, Prediction), rules, name)
+    return comparison.compare(other, first, rules.smoothing, name)
 
 
 def _grade(asked: Sequence[Question], said: Sequence[Prediction], rules: Profile, name: str) -> list[grading.Graded]:
@@ -133,7 +129,7 @@ def _paths(source: Any) -> list[str | Path]:
 def _check_out(out: Path, overwrite: bool) -> None:
     if out.exists() and not out.is_dir():
         raise UserError(f"{out}: is a file, --out needs a folder.")
-    for name in NAMES:
+    for name in writing.NAMES:
         files.check_output(out / name, overwrite)
 
 
@@ -175,11 +171,13 @@ def main(argv: Sequence[str]) -> int | None:
         help=f"whose rules, or {ALL}: {', '.join(profiles.names())}",
     )
     parser.add_argument("--baseline", metavar="FILE", help="predictions to compare with, question by question")
-    parser.add_argument("--published", metavar="EXAM", help="show the published numbers of cmexam or cmb beside")
+    parser.add_argument(
+        "--published", metavar="EXAM", help=f"show published numbers beside the run: {', '.join(paper.names())}"
+    )
     parser.add_argument("--latex", action="store_true", help="also write report.tex")
     parser.add_argument("--overwrite", action="store_true", help="replace a report in DIR")
     args = parser.parse_args(argv)
-    evaluate(
+    report = evaluate(
         args.predictions,
         args.questions,
         args.out,
@@ -189,36 +187,21 @@ def main(argv: Sequence[str]) -> int | None:
         latex=args.latex,
         overwrite=args.overwrite,
     )
-    _say(json.loads((Path(args.out) / "report.json").read_text(encoding="utf-8")), args.out)
+    _say(report)
+    cli.say(f"report: {Path(args.out) / 'report.html'}")
     return None
 
 
-def _say(written: dict[str, Any], out: str) -> None:
+def _say(report: building.FullReport) -> None:
     """Print the headline, and the runs or profiles beside it."""
-    rows = {"this run": written["overall"], **written.get("runs", {}), **written.get("profiles", {})}
-    if len(rows) > 1:
-        del rows["this run"]
-    head = ["", *(title for _, title in tables.COLUMNS)]
-    lines = [[name, *(tables.cell(key, row.get(key)) for key, _ in tables.COLUMNS)] for name, row in rows.items()]
-    widths = [max(map(len, column)) for column in zip(head, *lines, strict=True)]
-    for line in (head, *lines):
-        cli.say(
-            "  ".join(
-                cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))
-            )
-        )
-    overall = written["overall"]
-    if overall["scored"] < overall["n"]:
-        cli.say(f"{overall['n'] - overall['scored']} of {overall['n']} questions are not in the accuracy")
-    for pair, share in written.get("agreement", {}).items():
-        cli.say(f"same readable answer in {share:.1f}%: {pair}")
-    if "comparison" in written:
-        found = written["comparison"]
-        cli.say(
-            f"against {found['name']}: {len(found['gained'])} newly right, {len(found['lost'])} newly wrong, "
-            f"exact McNemar p = {found['mcnemar_p']:.4g}"
-        )
-    cli.say(f"report: {Path(out) / 'report.html'}")
+    cli.say(sections.headline(report).text())
+    count, scored = (report.overall[key] for key in ("n", "scored"))
+    if scored != count:
+        cli.say(f"{count} questions, {scored} of them in the accuracy")
+    if report.agreement:
+        cli.say(f"\n{sections.agreement(report)}")
+    if report.comparison:
+        cli.say(f"\n{sections.comparison(report.comparison)}")
 
 
 if __name__ == "__main__":

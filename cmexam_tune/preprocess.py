@@ -85,13 +85,13 @@ def preprocess(  # noqa: PLR0913 - one argument for each flag of the program
     for path in paths:
         check_output(Path(out) / f"{path.stem}.report.json", overwrite)
     second = check_input(answers, "file of answers") if answers is not None else None
-    with _all_or_nothing(Path(out), overwrite) as (folder, claim):
-        with contextlib.closing(Duplicates(folder / "duplicates.db")) as duplicates:
-            job = _Job(module, second, tuple(dict.fromkeys(styles)), FORMATS[format], claim, duplicates)
-            reports = [
-                _cases(job, path) if exam == "cmb" and cmb.is_clin(path) else _questions(job, path) for path in paths
-            ]
-            found = duplicates.groups()
+    with _all_or_nothing(Path(out), overwrite) as claim:
+        duplicates = Duplicates()
+        job = _Job(module, second, tuple(dict.fromkeys(styles)), FORMATS[format], claim, duplicates)
+        reports = [
+            _cases(job, path) if exam == "cmb" and cmb.is_clin(path) else _questions(job, path) for path in paths
+        ]
+        found = duplicates.groups()
         for path, report in zip(paths, reports, strict=True):
             report["duplicates"] = [group for group in found if path.stem in group["files"]]
             text = json.dumps(report, ensure_ascii=False, indent=1) + "\n"
@@ -121,8 +121,8 @@ def _check_inputs(inputs: Sequence[str | Path]) -> list[Path]:
 
 
 @contextlib.contextmanager
-def _all_or_nothing(out: Path, overwrite: bool) -> Iterator[tuple[Path, Callable[[str], Path]]]:
-    """Yield a hidden folder in `out` and a function that claims the file names to move up when all is done."""
+def _all_or_nothing(out: Path, overwrite: bool) -> Iterator[Callable[[str], Path]]:
+    """Yield a function that claims a file name in a hidden folder, whose files move up to `out` when all is done."""
     if out.exists() and not out.is_dir():
         raise UserError(f"{out}: is a file, --out needs a folder.")
     missing = [folder for folder in (out, *out.parents) if not folder.exists()]
@@ -136,7 +136,7 @@ def _all_or_nothing(out: Path, overwrite: bool) -> Iterator[tuple[Path, Callable
         return folder / name
 
     try:
-        yield folder, claim
+        yield claim
         for name in claimed:
             (folder / name).replace(out / name)
         missing = []
@@ -150,7 +150,7 @@ def _all_or_nothing(out: Path, overwrite: bool) -> Iterator[tuple[Path, Callable
 def _questions(job: _Job, path: Path) -> dict[str, Any]:
     """Write questions and prompts of one file and return its report."""
     told: list[RowReport] = []
-    kept = 0
+    kept, stem = 0, path.stem
     written, skipped = Counter[str](), {style: Counter[str]() for style in job.styles}
     targets = {part: job.claim(f"{path.stem}.{part}.jsonl") for part in ("questions", *job.styles)}
     with contextlib.ExitStack() as stack:
@@ -160,7 +160,7 @@ def _questions(job: _Job, path: Path) -> dict[str, Any]:
         }
         for question in _progress(job.module.read([path], job.answers, told.append), path):
             handles["questions"].write(jsonl.dumps(question) + "\n")
-            job.duplicates.add(path.stem, question)
+            job.duplicates.add(stem, question)
             kept += 1
             for style in job.styles:
                 reason = _write_example(handles[style], question, style, job.shape)

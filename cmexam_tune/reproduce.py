@@ -11,7 +11,8 @@ from cmexam_tune.core import cli
 from cmexam_tune.core.config import Config, dump_config, load_config
 from cmexam_tune.core.errors import TrainingStopped, UserError
 from cmexam_tune.core.files import atomic_write
-from cmexam_tune.paper import results, rows
+from cmexam_tune.paper import entries, results
+from cmexam_tune.report.table import Table
 
 RAW = (".csv", ".xlsx", ".json", ".jsonl")
 EPILOG = """Rows are recipes (lora_llama) or their published names (LLaMA-CMExam). In --out, each row has
@@ -30,7 +31,7 @@ examples:
 class Unit:
     """One training (or none, off the shelf), prediction and evaluation."""
 
-    row: rows.Row
+    entry: entries.Entry
     folder: Path
     config: Config
     test: Path
@@ -44,7 +45,7 @@ def reproduce(
     data: str | Path = "data/raw",
     overrides: Sequence[str] = (),
     launch: str | None = None,
-) -> results.Table:
+) -> Table:
     """Preprocess, train for each seed, predict and evaluate rows, and return them beside the published numbers.
 
     Args:
@@ -60,38 +61,38 @@ def reproduce(
         TrainingStopped: a training that was launched ended with an error.
     """
     out = Path(out)
-    chosen = [rows.find(name) for name in names]
-    missing = list(dict.fromkeys(text for row in chosen for text in _missing_weights(row, _own(overrides, row))))
+    chosen = [entries.find(name) for name in names]
+    missing = list(dict.fromkeys(text for entry in chosen for text in _missing_weights(entry, _own(overrides, entry))))
     if missing:
         raise UserError("weights are missing:\n" + "\n".join(f"  - {text}" for text in missing))
-    units = [unit for row in chosen for unit in _units(row, out, seeds, Path(data), _own(overrides, row))]
+    units = [unit for entry in chosen for unit in _units(entry, out, seeds, Path(data), _own(overrides, entry))]
     for number, unit in enumerate(units, 1):
         cli.note(f"[{number}/{len(units)}] {unit.folder.relative_to(out)}")
         _run(unit, launch)
-    found = [line for line in results.lines(out) if line.row.recipe in {_key(row) for row in chosen}]
+    found = [line for line in results.collect(out) if line.entry.recipe in {_key(entry) for entry in chosen}]
     table = results.comparison(found)
     results.write(table, out / "comparison", [page for line in found for page in line.reports])
     return table
 
 
-def _key(row: rows.Row) -> str:
-    return Path(row.recipe).stem
+def _key(entry: entries.Entry) -> str:
+    return Path(entry.recipe).stem
 
 
-def _own(overrides: Sequence[str], row: rows.Row) -> list[str]:
+def _own(overrides: Sequence[str], entry: entries.Entry) -> list[str]:
     """Return the overrides for all rows and those that start with `ROW:` of this one."""
     split = [(name, rest) for name, _, rest in (word.rpartition("=")[0].partition(":") for word in overrides)]
     own = []
     for word, (name, rest) in zip(overrides, split, strict=True):
         if not rest:
             own.append(word)
-        elif name in (row.recipe, _key(row), row.title):
+        elif name in (entry.recipe, _key(entry), entry.title):
             own.append(word.partition(":")[2])
     return own
 
 
-def _missing_weights(row: rows.Row, overrides: Sequence[str]) -> Iterator[str]:
-    model = load_config(row.recipe, overrides).model
+def _missing_weights(entry: entries.Entry, overrides: Sequence[str]) -> Iterator[str]:
+    model = load_config(entry.recipe, overrides).model
     wanted = [(model.model_name_or_path, "config.json", "config.json, tokenizer and weights")]
     if model.adapter_name_or_path:
         wanted.append((model.adapter_name_or_path, "adapter_config.json", "the adapter's config and weights"))
@@ -100,8 +101,8 @@ def _missing_weights(row: rows.Row, overrides: Sequence[str]) -> Iterator[str]:
             continue
         key = "adapter_name_or_path" if marker.startswith("adapter") else "model_name_or_path"
         on_hub = name.count("/") == 1 and not name.startswith(("models/", ".", "/"))
-        where = f"hf download {name}" if on_hub else row.source or "see the comment in the recipe"
-        yield f"{row.recipe} needs {files} of {name}; from: {where}; or name a folder: model.{key}=..."
+        where = f"hf download {name}" if on_hub else entry.source or "see the comment in the recipe"
+        yield f"{entry.recipe} needs {files} of {name}; from: {where}; or name a folder: model.{key}=..."
 
 
 def _cached(name: str, marker: str) -> bool:
@@ -114,22 +115,24 @@ def _cached(name: str, marker: str) -> bool:
         return False
 
 
-def _units(row: rows.Row, out: Path, seeds: Sequence[int], data: Path, overrides: Sequence[str]) -> Iterator[Unit]:
-    base = load_config(row.recipe, overrides)
+def _units(
+    entry: entries.Entry, out: Path, seeds: Sequence[int], data: Path, overrides: Sequence[str]
+) -> Iterator[Unit]:
+    base = load_config(entry.recipe, overrides)
     splits = {"test": base.data.test}
-    if row.trained:
+    if entry.trained:
         splits |= {"train": base.data.train, "validation": base.data.validation}
-    files = {split: _questions(row.exam, split, paths, data, out) for split, paths in splits.items()}
+    files = {split: _questions(entry.exam, split, paths, data, out) for split, paths in splits.items()}
     places = [f"data.{split}={file}" for split, file in files.items()]
     kinds: list[tuple[str, Sequence[str]]] = [("", ())]
-    if row.explain is not None:
-        kinds.append((results.EXPLAIN, row.explain))
-    for seed in seeds if row.trained else seeds[:1]:
+    if entry.explain is not None:
+        kinds.append((results.EXPLAIN, entry.explain))
+    for seed in seeds if entry.trained else seeds[:1]:
         for suffix, changes in kinds:
-            folder = out / _key(row) / f"seed{seed}{suffix}"
+            folder = out / _key(entry) / f"seed{seed}{suffix}"
             # The user's own words come last: they win over what the explaining run changes.
             words = [*changes, *places, f"training.seed={seed}", f"out={folder / 'run'}", *overrides]
-            yield Unit(row, folder, load_config(row.recipe, words), files["test"])
+            yield Unit(entry, folder, load_config(entry.recipe, words), files["test"])
 
 
 def _questions(exam: str, split: str, paths: Sequence[str], data: Path, out: Path) -> Path:
@@ -158,15 +161,15 @@ def _preprocess(exam: str, raw: Path, folder: Path, split: str, data: Path) -> N
 
 def _run(unit: Unit, launch: str | None) -> None:
     predictions = unit.folder / "predictions.jsonl"
-    if unit.row.trained:
+    if unit.entry.trained:
         _train(unit, launch)
-    source = unit.config.out if unit.row.trained else _write_config(unit)
+    source = unit.config.out if unit.entry.trained else _write_config(unit)
     from cmexam_tune.evaluate import evaluate
     from cmexam_tune.predict import predict
 
     predict(source, unit.test, predictions)
     if not (unit.folder / results.REPORT).is_file():
-        profile = "cmb" if unit.row.exam == "cmb" else "standard"
+        profile = "cmb" if unit.entry.exam == "cmb" else "standard"
         evaluate(predictions, unit.test, unit.folder / "report", profile=profile, overwrite=True)
 
 
@@ -202,7 +205,7 @@ def main(argv: Sequence[str]) -> int | None:
     names = [word for word in got.rows if "=" not in word]
     overrides = [word for word in got.rows if "=" in word]
     if not names and not got.table3:
-        raise UserError(f"name at least one row, or --table3. Rows: {', '.join(rows.known())}.")
+        raise UserError(f"name at least one row, or --table3. Rows: {', '.join(entries.known())}.")
     try:
         seeds = [int(seed) for seed in got.seeds.split(",")]
     except ValueError:
@@ -213,7 +216,7 @@ def main(argv: Sequence[str]) -> int | None:
         table = reproduce(names, got.out, seeds=seeds, data=got.data, overrides=overrides, launch=got.launch)
         cli.say(str(table))
     if got.table3:
-        found = results.lines(Path(got.out))
+        found = results.collect(Path(got.out))
         table = results.table3(found)
         results.write(table, Path(got.out) / "table3", [page for line in found for page in line.reports])
         cli.say(str(table))

@@ -17,6 +17,7 @@ from cmexam_tune.core import cli, jsonl
 from cmexam_tune.core.errors import DataError, UserError
 from cmexam_tune.core.files import sha256
 from cmexam_tune.core.schema import Question
+from cmexam_tune.report.table import Table
 
 FIELDS = ("question", "answer", "explanation")
 _SUFFIX = ".questions.jsonl"
@@ -123,24 +124,21 @@ def _add_dropped(path: Path, tally: Tally) -> int:
     return len(items)
 
 
-def as_table(table: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the numbers in the rows and words of the paper's Table 2."""
-    rows = [["", *table]]
-    rows.append(["Question", *(f"{column['questions']:,}" for column in table.values())])
-    rows.append(["Vocab", *(f"{column['vocabulary']:,}" for column in table.values())])
+def as_table(columns: Mapping[str, Mapping[str, Any]]) -> Table:
+    """Return the numbers in the lines and words of the paper's Table 2."""
+    lines = [
+        ("Question", *(f"{column['questions']:,}" for column in columns.values())),
+        ("Vocab", *(f"{column['vocabulary']:,}" for column in columns.values())),
+    ]
     for label, shape in (
         ("Max {} tokens", "{max:,}"),
         ("Avg {} tokens", "{mean:.2f}"),
         ("Median (Q1, Q3) {} tokens", "{median:g} ({q1:g}, {q3:g})"),
     ):
         for field in FIELDS:
-            cells = [shape.format(**column[field]) for column in table.values()]
-            rows.append([label.format(field[0].upper()), *cells])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))]).rstrip()
-        for row in rows
-    )
+            cells = [shape.format(**column[field]) for column in columns.values()]
+            lines.append((label.format(field[0].upper()), *cells))
+    return Table(("", *columns), tuple(lines))
 
 
 def main(argv: Sequence[str]) -> int | None:
@@ -150,7 +148,7 @@ def main(argv: Sequence[str]) -> int | None:
     parser.add_argument("--json", action="store_true", help="print JSON")
     args = parser.parse_args(argv)
     table = stats(args.questions)
-    cli.say(json.dumps(table, ensure_ascii=False, indent=1) if args.json else as_table(table))
+    cli.say(json.dumps(table, ensure_ascii=False, indent=1) if args.json else as_table(table).text())
     return None
 
 

@@ -4,10 +4,10 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from cmexam_tune.core import cli, files, jsonl
+from cmexam_tune.batching.questions import QuestionFiles
+from cmexam_tune.core import cli
 from cmexam_tune.core.config import Config, dump_config, load_config
 from cmexam_tune.core.errors import ConfigError
-from cmexam_tune.core.schema import Question
 from cmexam_tune.runfolder import runs
 
 
@@ -40,32 +40,21 @@ def train(
     if run.finished:
         cli.note(f"{run.path}: this run has finished; nothing to do. --overwrite trains it again.")
         return run
-    questions = read(config.data.train, config.data.max_train_samples, "train")
-    validation = read(config.data.validation, config.data.max_eval_samples, "validation")
+    questions, validation = question_files(config)
     from cmexam_tune.training import loop
 
     return loop.fit(run, questions, validation)
 
 
-def read(paths: Sequence[str], limit: int | None, key: str) -> list[Question]:
-    """Return the first `limit` questions of question files.
+def question_files(config: Config) -> tuple[QuestionFiles, QuestionFiles]:
+    """Return the training and the validation questions; nothing is read yet.
 
     Raises:
-        UserError: a file that is missing, empty or no question file, or no training file at all.
+        UserError: a file that is missing or empty, or no training file at all.
     """
-    if not paths and key == "train":
-        raise ConfigError("data.train: name at least one questions file, as `cmexam-tune preprocess` writes them.")
-    if limit is not None and limit < 1:
-        raise ConfigError(f"data.max_{'train' if key == 'train' else 'eval'}_samples={limit}: at least 1 is needed.")
-    for path in paths:
-        files.check_input(path, f"data.{key} file")
-    found: dict[str, Question] = {}
-    for path in paths:
-        for question in jsonl.read(path, Question):
-            if question.id in found:
-                raise ConfigError(f"data.{key}: question {question.id!r} of {path} stands in an earlier file too.")
-            found[question.id] = question
-    return list(found.values())[:limit]
+    data = config.data
+    train = QuestionFiles.of(data.train, data.max_train_samples, "train")
+    return train, QuestionFiles.of(data.validation, data.max_eval_samples, "validation")
 
 
 def main(argv: Sequence[str]) -> int | None:
@@ -93,8 +82,7 @@ def main(argv: Sequence[str]) -> int | None:
     if got.dry_run:
         from cmexam_tune.training import estimate
 
-        questions = read(config.data.train, config.data.max_train_samples, "train")
-        cli.say(str(estimate.dry_run(config, questions)))
+        cli.say(str(estimate.dry_run(config, question_files(config)[0])))
         return None
     run = train(config, resume=got.resume, overwrite=got.overwrite)
     if os.environ.get("RANK", "0") == "0":

@@ -1,4 +1,4 @@
-"""Writes docs/configuration.md from the dataclasses and recipes/README.md from rows.yaml and published.yaml.
+"""Writes docs/configuration.md from the dataclasses and recipes/README.md from entries.yaml and published.yaml.
 
 `make docs` runs it; with --check it only says whether the files are current.
 """
@@ -14,7 +14,8 @@ from pathlib import Path
 
 from cmexam_tune.core import config, variants
 from cmexam_tune.core.config import external, sections
-from cmexam_tune.paper import rows
+from cmexam_tune.paper import entries
+from cmexam_tune.report.headings import short
 
 ROOT = Path(__file__).resolve().parents[1]
 SECTIONS = {
@@ -109,39 +110,39 @@ def tuning() -> str:
     return "\n".join(parts)
 
 
-def hours(row: rows.Row, card: str) -> str:
+def hours(entry: entries.Entry, card: str) -> str:
     """Return the estimated hours of training on one card."""
-    if not row.trained or not row.tokens:
+    if not entry.trained or not entry.tokens:
         return "-"
-    loaded = config.load_config(row.recipe)
-    epochs = row.epochs or float(loaded.training.arguments.get("num_train_epochs", 3))
+    loaded = config.load_config(entry.recipe)
+    epochs = entry.epochs or float(loaded.training.arguments.get("num_train_epochs", 3))
     factor = FLOPS_PER_PARAMETER.get(loaded.tuning.method, 6)
-    seconds = factor * row.billions * 1e9 * row.tokens * row.questions * epochs / CARDS[card]
+    seconds = factor * entry.billions * 1e9 * entry.tokens * entry.questions * epochs / CARDS[card]
     return f"{seconds / 3600:.1f}"
 
 
-def published(row: rows.Row) -> str:
+def published(entry: entries.Entry) -> str:
     """Return the published numbers in one cell."""
-    numbers = row.published
+    numbers = entry.published
     if not numbers:
-        return "not entered" if row.paper else "-"
-    cells = [f"{label} {numbers[key]:g}" for key, label in rows.METRICS.items() if key in numbers]
+        return "-"
+    cells = [f"{short(key)} {numbers[key]:g}" for key in entries.METRICS if key in numbers]
     return ", ".join(cells)
 
 
-def memory(row: rows.Row) -> str:
+def memory(entry: entries.Entry) -> str:
     """Return which card the recipe fits."""
-    if row.billions > 12 and row.recipe.startswith("full_"):
+    if entry.billions > 12 and entry.recipe.startswith("full_"):
         return "8 x 80 GB (ZeRO-3)"
-    if row.billions > 12:
+    if entry.billions > 12:
         return "1 x A800"
-    return "1 x V100 32 GB" if row.billions > 1 else "1 x V100 16 GB"
+    return "1 x V100 32 GB" if entry.billions > 1 else "1 x V100 16 GB"
 
 
 def recipes() -> str:
     """Return recipes/README.md."""
     head = (
-        "# Recipes\n\n<!-- Written by docs/generate.py from cmexam_tune/rows.yaml and published.yaml; `make docs`. -->\n\n"
+        "# Recipes\n\n<!-- Written by docs/generate.py from cmexam_tune/entries.yaml and published.yaml; `make docs`. -->\n\n"
         "A recipe is one experiment: `cmexam-tune train --config lora_llama.yaml`, from any folder. A recipe that starts "
         "from another (`extends:`) states only what differs. Where the paper and the released scripts disagree there are "
         "two, without and with `_script`. `cmexam-tune reproduce RECIPE --out DIR` runs a whole row, for several seeds, "
@@ -150,8 +151,7 @@ def recipes() -> str:
         "`bash recipes/chatglm_ptuning.sh training.max_steps=10`; `run.sh RECIPE` does it for any CMExam recipe.\n"
     )
     tail = (
-        "\nPublished numbers are percentages from the papers ('not entered': a row of the paper whose numbers are not in "
-        "`published.yaml`). Rows of one published table use different denominators and formulas; "
+        "\nPublished numbers are percentages from the papers. Rows of one published table use different denominators and formulas; "
         "`cmexam-tune evaluate --profile all` shows yours under each.\n\n"
         "Hours are estimates for one card, not measurements: operations = parameters x tokens x "
         "6 (forward, backward through the activations, recomputation; 8 where all weights are tuned), divided by 30% of "
@@ -163,10 +163,10 @@ def recipes() -> str:
         "| recipe | row | published | hardware | hours V100 | hours A800 |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
-    for row in rows.known().values():
-        title = row.paper[1] if row.paper else "-"
-        cells = (f"[{row.recipe}]({row.recipe}.yaml)", title, published(row), memory(row))
-        lines.append("| " + " | ".join((*cells, hours(row, "V100"), hours(row, "A800"))) + " |")
+    for entry in entries.known().values():
+        title = entry.paper[1] if entry.paper else "-"
+        cells = (f"[{entry.recipe}]({entry.recipe}.yaml)", title, published(entry), memory(entry))
+        lines.append("| " + " | ".join((*cells, hours(entry, "V100"), hours(entry, "A800"))) + " |")
     return head + "\n" + "\n".join(lines) + "\n" + tail
 
 

@@ -100,7 +100,7 @@ def prepared(folder: Path, name: str, method: str) -> tuple[config.Config, Any, 
         folder, tuning=METHODS[method], model__family=name.rstrip("2"), model__model_name_or_path=str(folder / name)
     )
     family, tuning = runs.parts(settings)
-    questions = train.read(settings.data.train, None, "train")
+    questions = list(train.question_files(settings)[0])
     torch.manual_seed(0)
     loaded = family.load(settings.model, questions)
     rows = list(family.encode(loaded, questions, settings.prompt, settings.model).rows)

@@ -10,12 +10,13 @@ from modelkit import checkpoint, make_config, question, questions
 from transformers import GenerationConfig
 
 from cmexam_tune import prompts
+from cmexam_tune.answers import letter_sets, parse
 from cmexam_tune.core import variants
 from cmexam_tune.core.config import Config
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.core.schema import Question
 from cmexam_tune.families import Loaded, llama
-from cmexam_tune.models import causal, decode, legal, writing
+from cmexam_tune.models import causal, decode, writing
 
 MODES = ("generate", "constrained", "likelihood")
 
@@ -71,9 +72,9 @@ def test_likelihood_is_the_sum_of_token_log_probabilities(model: tuple[Loaded, C
     config = replace(set_generation(config, answer_sets=sets, batch_size=3), prompt=replace(config.prompt, style=style))
     some = questions(4) if sets == "single" else questions(2)
     decoder = llama.decoder(loaded, config)
-    for item, scores in decoder.likelihoods(decode.plainly(some, config)):
+    for item, scores in decoder.likelihoods(prompts.plainly(some, config)):
         answers = decoder.legal_answers(item.question)
-        assert set(scores) == set(answers) == set(legal.letter_sets(item.question, config))
+        assert set(scores) == set(answers) == set(letter_sets(item.question, config.generation.answer_sets))
         for letters, ids in answers.items():
             with torch.no_grad():
                 logits = loaded.model(input_ids=torch.tensor([item.ids + ids])).logits[0]
@@ -106,11 +107,10 @@ def test_only_legal_answers(model: tuple[Loaded, Config], mode: str, sets: str, 
     asked = {q.id: q for q in questions(5)}
     for prediction in llama.answer(loaded, list(asked.values()), config):
         q = asked[prediction.question_id]
-        assert prediction.answer in legal.letter_sets(q, config)
+        assert prediction.answer in letter_sets(q, config.generation.answer_sets)
         assert prediction.text == prompts.answer_head(q, prediction.answer or "", "answer")
-        from cmexam_tune import answers
 
-        assert answers.parse(prediction.text, q) == prediction.answer
+        assert parse(prediction.text, q) == prediction.answer
 
 
 def test_constrained_takes_the_best_legal_token_at_each_step(model: tuple[Loaded, Config]) -> None:
@@ -119,7 +119,7 @@ def test_constrained_takes_the_best_legal_token_at_each_step(model: tuple[Loaded
     config = set_generation(config, mode="constrained", answer_sets="multiple")
     for q in questions(3):
         decoder = llama.decoder(loaded, config)
-        (item,) = decoder.ask(decode.plainly([q], config))
+        (item,) = decoder.ask(prompts.plainly([q], config))
         legal = list(decoder.legal_answers(q).values())
         start = len(item.ids)
 
@@ -142,7 +142,7 @@ def test_constrained_takes_the_best_legal_token_at_each_step(model: tuple[Loaded
 def test_generate_is_greedy_and_equals_a_loop_without_cache(model: tuple[Loaded, Config]) -> None:
     loaded, config = model
     for q in questions(3):
-        (item,) = llama.decoder(loaded, config).ask(decode.plainly([q], config))
+        (item,) = llama.decoder(loaded, config).ask(prompts.plainly([q], config))
         ids = list(item.ids)
         for _ in range(8):
             with torch.no_grad():
@@ -166,7 +166,7 @@ def test_generate_is_greedy_and_equals_a_loop_without_cache(model: tuple[Loaded,
 )
 def test_letter_sets(kind: str | None, sets: str, count: int) -> None:
     config = set_generation(make_config(), answer_sets=sets)
-    found = legal.letter_sets(question(1, kind=kind), config)
+    found = letter_sets(question(1, kind=kind), config.generation.answer_sets)
     assert len(found) == len(set(found)) == count
     assert all(letters == "".join(sorted(set(letters))) for letters in found)
 
@@ -188,7 +188,7 @@ def test_prior_normalisation_takes_off_what_a_blank_question_gives(model: tuple[
     blank = replace(q, stem="…", options=dict.fromkeys(q.options, "…"))
 
     def scores(which: Question) -> dict[str, float]:
-        ((_, found),) = llama.decoder(loaded, config).likelihoods(decode.plainly([which], config))
+        ((_, found),) = llama.decoder(loaded, config).likelihoods(prompts.plainly([which], config))
         return found
 
     mine, prior = scores(q), scores(blank)
@@ -256,7 +256,7 @@ def test_chatglm_answers_in_all_three_ways(family: str, method: str) -> None:
         assert mode == "generate" or all(p.answer for p in found[0].values())
     decoder = chatglm.decoder(loaded, config)
     lead = decoder.codec.lead
-    for item, scores in decoder.likelihoods(decode.plainly(asked[:3], config)):
+    for item, scores in decoder.likelihoods(prompts.plainly(asked[:3], config)):
         for letters, ids in decoder.legal_answers(item.question).items():
             with torch.no_grad():
                 logs = torch.log_softmax(
@@ -272,7 +272,7 @@ def test_nothing_behind_the_end_is_read(family: str) -> None:
     """In a batch short answers are padded, ChatGLM2's with a token that decodes to a character of its own."""
     name = "llama" if family == "llama" else "chatglm"
     config = make_config(name, model__model_name_or_path=checkpoint(family), prompt__max_target_length=12)
-    module, asked = variants.load("families", name), decode.plainly(questions(8), config)
+    module, asked = variants.load("families", name), prompts.plainly(questions(8), config)
     loaded = module.load(config.model)
     decoder = module.decoder(loaded, config)
     rows = {item.question.id: item.ids + decoder.codec.lead for item in decoder.ask(asked)}
@@ -321,7 +321,7 @@ def test_beam_search_with_a_prefix() -> None:
     """Witness: transformers' own cache, where every forward pass puts the prefix in front again."""
     loaded, config = tuned("ptuning")
     decoder = llama.decoder(loaded, set_generation(config, arguments={"num_beams": 3}))
-    rows = [item.ids for item in decoder.ask(decode.plainly(questions(3), config))]
+    rows = [item.ids for item in decoder.ask(prompts.plainly(questions(3), config))]
     settings = writing.settings(decoder.model, decoder.tokenizer, decoder.config)
     mine = decoder._generate(rows, settings)
     ids, mask = causal.left_padded(rows, decoder.pad, torch.device("cpu"))

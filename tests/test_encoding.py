@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import shutil
 import types
 from collections.abc import Callable
@@ -14,13 +15,14 @@ import train_helpers
 pytest.importorskip("torch")
 
 from cmexam_tune.batching import encoding
+from cmexam_tune.batching.questions import QuestionFiles
 from cmexam_tune.core import config, jsonl
 from cmexam_tune.core.schema import Question
 from cmexam_tune.families import Family, Loaded
 from cmexam_tune.models.features import Encoded
 from cmexam_tune.runfolder import runs
 
-World = tuple[config.Config, Family, Loaded, list[Question]]
+World = tuple[config.Config, Family, Loaded, QuestionFiles]
 
 
 @pytest.fixture(scope="module")
@@ -30,51 +32,71 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def world(folder: Path) -> World:
-    settings = train_helpers.recipe(folder)
-    questions = list(jsonl.read(folder / "train.jsonl", Question))
-    family = runs.parts(settings)[0]
-    return settings, family, family.load(settings.model), questions
+    recipe = train_helpers.recipe(folder)
+    family = runs.parts(recipe)[0]
+    return recipe, family, family.load(recipe.model), QuestionFiles((str(folder / "train.jsonl"),))
 
 
-def test_in_parallel_it_is_the_same(folder: Path, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows, their order, and the report on what the limits did; limits that cut and refuse some."""
+def content(samples: encoding.Samples) -> Any:
+    return samples.table.to_list(), *samples[1:]
+
+
+def test_it_is_what_the_family_encodes(world: World, tmp_path: Path) -> None:
+    """To the bit, with lengths and labels counted from the samples themselves."""
+    recipe, family, loaded, questions = world
+    samples = encoding.encode(*world, tmp_path)
+    plain = family.encode(loaded, list(questions), recipe.prompt, recipe.model)
+    assert samples.table.to_list() == [dict(row) for row in plain.rows]
+    assert samples.truncation == plain.truncation
+    assert samples.lengths == [len(row["input_ids"]) for row in plain.rows]
+    assert samples.weights == [sum(label != -100 for label in row["labels"]) for row in plain.rows]
+
+
+def test_in_parallel_it_is_the_same(folder: Path, world: World, tmp_path: Path, monkeypatch: Any) -> None:
+    """Samples, their order, and the report on what the limits did; limits that cut and refuse some."""
     _, family, loaded, questions = world
     limits = {"prompt__max_source_length": 55, "prompt__max_target_length": 60}
     found = []
     for workers in (1, 2, 3, 7):
-        settings = train_helpers.recipe(folder, data__num_workers=workers, **limits)
-        monkeypatch.setattr(encoding, "PARALLEL_FROM", 10)
-        monkeypatch.setattr(family, "encode", _only_in(workers > 1, family.encode))
-        found.append(encoding.whole(settings, family, loaded, questions))
+        recipe = train_helpers.recipe(folder, data__num_workers=workers, **limits)
+        monkeypatch.setattr(encoding, "PART", 9)
+        monkeypatch.setattr(encoding, "CHUNK", 4)
+        seen = tmp_path / f"seen{workers}"
+        monkeypatch.setattr(family, "encode", _noted(seen, family.encode))
+        found.append(content(encoding.encode(recipe, family, loaded, questions, tmp_path / str(workers))))
         monkeypatch.undo()
-    cut = found[0].truncation
-    assert cut.explanations_cut > 0 and cut.stems_cut > 0 and 0 < len(found[0].rows) < len(questions)
+        # The first chunk is looked at in the parent, to learn the columns.
+        assert len(set(seen.read_text().split())) == (1 if workers == 1 else workers + 1)
+    cut = found[0][-1]
+    assert cut.explanations_cut > 0 and cut.stems_cut > 0 and 0 < len(found[0][0]) < 60
     assert all(other == found[0] for other in found[1:])
 
 
-def _only_in(children: bool, encode: Callable[..., Encoded]) -> Callable[..., Encoded]:
-    import multiprocessing
-
-    def checked(*arguments: Any) -> Encoded:
-        assert (multiprocessing.parent_process() is not None) == children
+def _noted(file: Path, encode: Callable[..., Encoded]) -> Callable[..., Encoded]:
+    def noted(*arguments: Any) -> Encoded:
+        with file.open("a") as handle:
+            handle.write(f"{os.getpid()}\n")
         return encode(*arguments)
 
-    return checked
+    return noted
 
 
 def test_the_cache_is_read_and_a_damaged_one_made_anew(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = encoding.encode(*world, tmp_path)
-    (file,) = tmp_path.glob("*.jsonl")
+    first = content(encoding.encode(*world, tmp_path))
+    (file,) = tmp_path.rglob("*.arrow")
+    (facts,) = tmp_path.rglob("dataset_info.json")
     good = file.read_bytes()
-    damaged = [good[: len(good) // 2], b"", good.replace(b"truncation", b"truncatiom"), b"\xff\xfe" + good]
-    for content in damaged:
-        file.write_bytes(content)
-        again = encoding.encode(*world, tmp_path)
-        assert again == first and file.read_bytes() == good
-    monkeypatch.setattr(encoding, "whole", lambda *_: pytest.fail("encoded again"))
-    assert encoding.encode(*world, tmp_path) == first
+    damaged = [(file, good[: len(good) // 2]), (file, b""), (file, b"\xff\xfe" + good), (facts, b"{"), (facts, b"[]")]
+    for path, bad in damaged:
+        path.unlink()
+        path.write_bytes(bad)
+        assert content(encoding.encode(*world, tmp_path)) == first, (path.name, bad[:9])
+        assert file.is_file() and facts.is_file()
+    monkeypatch.setattr(encoding, "_chunk", lambda *_: pytest.fail("encoded again"))
+    monkeypatch.setattr(encoding, "_plan", lambda *_: pytest.fail("read again"))
+    assert content(encoding.encode(*world, tmp_path)) == first
 
 
 def _another_tokenizer(world: World, folder: Path) -> Loaded:
@@ -105,11 +127,20 @@ OTHER: dict[str, Callable[[World, Path], World]] = {
     },
     "tokenizer": lambda w, folder: (*w[:2], _another_tokenizer(w, folder), w[3]),
     "chat template": lambda w, folder: (*w[:2], _with_chat_template(w, folder), w[3]),
-    "order": lambda w, _: (*w[:3], w[3][::-1]),
-    "answer": lambda w, _: (*w[:3], [dataclasses.replace(w[3][0], answer="E"), *w[3][1:]]),
-    "fewer": lambda w, _: (*w[:3], w[3][:-1]),
+    "order": lambda w, folder: (*w[:3], _written(folder, list(w[3])[::-1])),
+    "answer": lambda w, folder: (*w[:3], _written(folder, _answered_otherwise(list(w[3])))),
+    "fewer": lambda w, _: (*w[:3], dataclasses.replace(w[3], limit=59)),
     "family code": lambda w, folder: (w[0], _family_of_yours(w[1], folder), *w[2:]),
 }  # fmt: skip
+
+
+def _written(folder: Path, questions: list[Question]) -> QuestionFiles:
+    jsonl.write(folder / "other.jsonl", questions, overwrite=True)
+    return QuestionFiles((str(folder / "other.jsonl"),))
+
+
+def _answered_otherwise(questions: list[Question]) -> list[Question]:
+    return [dataclasses.replace(questions[0], answer="E"), *questions[1:]]
 
 
 def _family_of_yours(family: Any, folder: Path) -> Any:
@@ -123,3 +154,11 @@ def _family_of_yours(family: Any, folder: Path) -> Any:
 def test_whatever_changes_the_rows_changes_the_key(world: World, folder: Path, name: str) -> None:
     assert encoding.cache_key(*world) == encoding.cache_key(*world)
     assert encoding.cache_key(*OTHER[name](world, folder)) != encoding.cache_key(*world)
+
+
+def test_code_that_makes_no_tokens_does_not_change_the_key(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = encoding.cache_key(*world)
+    read = Path.read_bytes
+    for name, same in (("guards.py", True), ("cli.py", True), ("features.py", False), ("styles.py", False)):
+        monkeypatch.setattr(Path, "read_bytes", lambda p, n=name: read(p) + b"#" * (p.name == n))
+        assert (encoding.cache_key(*world) == key) == same, name

@@ -12,7 +12,7 @@ from cmexam_tune import tiny
 from cmexam_tune import train as program
 from cmexam_tune.core import config
 from cmexam_tune.runfolder import runs
-from cmexam_tune.train import read, train
+from cmexam_tune.train import question_files, train
 from cmexam_tune.training import estimate
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -42,7 +42,7 @@ def test_counts_are_those_of_the_loaded_model(folder: Path, family: str, method:
     if family == "bert":
         changes["model__head"] = "choice"
     settings = train_helpers.recipe(folder, **changes)
-    questions = read(settings.data.train, None, "train")
+    questions = question_files(settings)[0]
     found = estimate.dry_run(settings, questions)
     module, tuning = runs.parts(settings)
     loaded = module.load(settings.model, questions)
@@ -57,7 +57,7 @@ def test_counts_are_those_of_the_loaded_model(folder: Path, family: str, method:
 
 def test_measured_run_has_the_estimated_steps_tokens_and_padding(folder: Path) -> None:
     settings = train_helpers.recipe(folder, out=str(folder / "measured"), training__include_num_input_tokens_seen=True)
-    found = estimate.dry_run(settings, read(settings.data.train, None, "train"))
+    found = estimate.dry_run(settings, question_files(settings)[0])
     run = train(settings)
     last = [entry for entry in run.log if "loss" in entry][-1]
     assert last["step"] == found.steps
@@ -73,23 +73,23 @@ def test_hours_are_of_the_right_size(tmp_path: Path) -> None:
         tmp_path, training__save_strategy="no", training__num_train_epochs=1,
         training__per_device_train_batch_size=6,
     )  # fmt: skip
-    found = estimate.dry_run(settings, read(settings.data.train, None, "train"))
+    found = estimate.dry_run(settings, question_files(settings)[0])
     run = train(settings)
     assert 0.25 < run.metrics["train_runtime"] / (found.hours * 3600) < 4
 
 
-def test_memory_by_stage(folder: Path) -> None:
+def test_memory_by_stage(folder: Path, tmp_path: Path) -> None:
     """Eight bytes for each trained parameter in Adam and four in its gradient are what ZeRO-2 shares out."""
     settings = train_helpers.recipe(folder, tuning=METHODS["full"])
     module, tuning = runs.parts(settings)
-    questions = read(settings.data.train, None, "train")
+    questions = question_files(settings)[0]
     loaded = module.load(settings.model, questions)
     model: Any = tuning.attach(loaded.model, module, settings.tuning.settings)
-    from cmexam_tune.batching import data
+    from cmexam_tune.batching import data, encoding
     from cmexam_tune.training import arguments
 
-    rows = data.rows(module, loaded, module.encode(loaded, questions, settings.prompt, settings.model))
-    plan = data.Data(rows, arguments.layout(settings, 4))
+    samples = encoding.encode(settings, module, loaded, questions, tmp_path)
+    plan = data.Data(data.encoded_questions(module, loaded, samples), arguments.layout(settings, 4))
     need = estimate.memory(settings, model, plan, 4)
     trained = sum(p.numel() for p in model.parameters())
     assert need[0] - need[2] == pytest.approx(trained * 12 * 3 / 4, abs=4)

@@ -102,13 +102,13 @@ def test_an_empty_answer_where_answers_are_published_is_dropped(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"[]", "holds no items"),
+        (b"[]", "it has no rows"),
         (b"[1]", "an object is needed for every item, found int"),
-        (b'[{"question": "q"}]', "option missing in item 1. Found: question"),
+        (b'[{"question": "q"}]', r"no column for options \(option\). Found: question"),
         (b'[{"id": 1, "answer": "A"}]', "give it as --answers"),
         (b'[{"QA_pairs": []}]', "CMB-Clin"),
         (b'[\n{"question": "q", "option": {}},\n{"a" 2}\n]', r"t\.json:3: broken JSON, Expecting ':'"),
-        (b'[\n{"question": "q", "option": {}}\n{"a": 2}\n]', r"t\.json:3: broken JSON, Expecting ','"),
+        (b'[\n{"question": "q", "option": {}}\n{"a": 2}\n]', r"t\.json:3: broken JSON, expecting ','"),
         (b'[\n{"question": "q", "option": {}},\n{"a": "b\n"}]', r"t\.json:3: broken JSON, Invalid control character"),
         (b'[\n{"question": "q", "option": {}}', r"t\.json:2: broken JSON, the array does not end"),
         (b'[\n{"question": "q', r"t\.json:2: broken JSON"),
@@ -135,9 +135,7 @@ def test_ids(tmp_path):
         read(put(tmp_path / "t.json", [{**ITEM, "id": 1}]), put(answers, [{"x": 1}]))
 
 
-@pytest.mark.parametrize("chunk", [1, 2, 3, 7, 50, 1000])
-def test_arrays_are_decoded_in_pieces_of_any_size(tmp_path, monkeypatch, chunk):
-    monkeypatch.setattr(_tables, "_CHUNK", chunk)
+def test_arrays(tmp_path):
     items = [{**ITEM, "id": number, "question": '𠮷题\\"\n' * number} for number in range(1, 6)]
     path = put(tmp_path / "t.json", items)
     assert [row for _, row in _tables.read(path)] == items
@@ -147,19 +145,35 @@ def test_arrays_are_decoded_in_pieces_of_any_size(tmp_path, monkeypatch, chunk):
     line = path.read_text(encoding="utf-8").split('"id" 4')[0].count("\n") + 1
     with pytest.raises(DataError, match=rf"t\.json:{line}: broken JSON"):
         list(_tables.read(path))
+    put(path, {"one": items[:2], "two": items[2:]})
+    assert [row for _, row in _tables.read(path)] == [
+        {**item, _tables.SECTION: "one" if number < 2 else "two"} for number, item in enumerate(items)
+    ]
 
 
-def test_memory_does_not_grow_with_the_file(tmp_path):
-    def peak(count):
-        path = put(tmp_path / "t.json", [{**ITEM, "explanation": "释" * 500}] * count)
-        tracemalloc.start()
-        assert sum(1 for _ in _tables.read(path)) == count
-        top = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        return top
+def test_memory_is_the_text_and_not_its_dictionaries(tmp_path):
+    path = put(tmp_path / "t.json", [ITEM] * 3000)
+    tracemalloc.start()
+    assert sum(1 for _ in _tables.read(path)) == 3000
+    top = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert top < 5 * path.stat().st_size
 
-    peak(10)
-    assert peak(3000) < peak(300) + 200_000
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'[{"a": 1, "a": 2}]', "the key 'a' is there twice"),
+        (b'[{"question": "\\ud800"}]', "half of a surrogate pair"),
+        (b'[{"id": ' + b"9" * 6000 + b"}]", "integer string conversion"),
+        (b"[" * 100_000, "nested too deep"),
+        (b'[{"a":' * 50_000, "nested too deep"),
+    ],
+)
+def test_strange_json(tmp_path, content, message):
+    (tmp_path / "t.json").write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        list(_tables.read(tmp_path / "t.json"))
 
 
 def test_clin(tmp_path):

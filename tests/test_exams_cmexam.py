@@ -153,7 +153,7 @@ def test_a_very_long_cell(tmp_path):
         (
             "t.csv",
             "题目文本,B\n1,2\n".encode(),
-            r"column .*Answer or 答案.* missing.*Found: 题目文本, B.*Needed: Question",
+            r"no column for .*answer \(Answer or 答案\).*Found: 题目文本, B.*--map stem=COLUMN",
         ),
         ("t.csv", "标题,选项,答案\n题,A 甲,B\n".encode("gbk"), r"t\.csv:1: not UTF-8, byte 0xb1 at offset 0.*GB18030"),
         (
@@ -163,12 +163,16 @@ def test_a_very_long_cell(tmp_path):
         ),
         ("t.csv", b'Question,Options,Answer\n"q,A 1,B\n', r"broken CSV.*quote"),
         ("t.csv", b"Question,Answer,Answer,Options\n", "'Answer' is there twice"),
-        ("t.csv", b"Question,Options,Answer\n", "no question can be read, it holds no rows"),
+        ("t.csv", b"Question,Options,Answer\n", "no question can be read .it has no rows"),
         ("t.csv", b"Question,Options,Answer\nq,A 1,\nr,A 1,\n", r"no question can be read \(no answer 2\)"),
         ("t.csv", b"\n\n", "only blank lines"),
         ("t.xlsx", b"Question,Options\n", r"not an \.xlsx workbook"),
         ("t.xls", b"x", r"suffix '\.xls' is unknown"),
-        ("t.jsonl", b'{"Question": "q"}\n{"Question": \n', "Options or 选项, Answer or 答案 missing"),
+        (
+            "t.jsonl",
+            b'{"Question": "q"}\n{"Question": \n',
+            r"no column for options \(Options.*; answer",
+        ),
         ("t.json", b'[{"Question": "q", "Options": ["a", "b"], "Answer": "A"},\n\n{"Question" 1}]', r":3: broken JSON"),
     ],
 )

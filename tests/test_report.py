@@ -1,5 +1,6 @@
 """The written report: what it holds, that it is safe and self-contained, and the comparison of runs."""
 
+import dataclasses
 import html.parser
 import json
 import random
@@ -8,7 +9,8 @@ import pytest
 
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.core.schema import Prediction, Question
-from cmexam_tune.report import building
+from cmexam_tune.paper import published
+from cmexam_tune.report import building, page, writing
 from cmexam_tune.scoring import comparison, grading
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)> {{DATA}} {{STYLE}}"
@@ -53,9 +55,10 @@ def other():
 @pytest.fixture(scope="module")
 def written(graded, other, tmp_path_factory):
     out = tmp_path_factory.mktemp("report")
-    built = building.build(graded, "standard", {"questions": "测试"}, published="cmexam")
-    compared = {"comparison": {"name": "zero | shot", **comparison.compare(other, graded)}}
-    paths = building.write(built, graded, out, latex=True, compared=compared)
+    numbers = published.beside("cmexam", [one.question for one in graded])
+    built = building.build(graded, "standard", {"questions": "测试"}, published=numbers)
+    built = dataclasses.replace(built, comparison=comparison.compare(other, graded, name="zero | shot"))
+    paths = writing.write(built, graded, out, latex=True)
     assert [path.name for path in paths] == ["report.json", "report.md", "report.html", "report.tex"]
     return out
 
@@ -92,33 +95,33 @@ def test_json_holds_the_contract(written, graded):
 
 def test_page_survives_what_a_model_may_write(written, graded):
     text = (written / "report.html").read_text(encoding="utf-8")
-    page = Scripts()
-    page.feed(text)
-    assert len(page.scripts) == 2
-    assert not [tag for tag, _ in page.tags if tag in ("img", "link", "iframe")]
-    data = json.loads(page.scripts[0])
+    found = Scripts()
+    found.feed(text)
+    assert len(found.scripts) == 2
+    assert not [tag for tag, _ in found.tags if tag in ("img", "link", "iframe")]
+    data = json.loads(found.scripts[0])
     assert data["items"][3][5] == EVIL
     assert [item[0] for item in data["items"]] == [one.question.id for one in graded]
     assert [item[4] for item in data["items"]] == [one.answer for one in graded]
     assert data["items"][1][7] == list(graded[1].question.facets.values())
     assert "http:" not in text
     assert "https:" not in text
-    assert not [attrs for _, attrs in page.tags if "src" in attrs or "href" in attrs]
+    assert not [attrs for _, attrs in found.tags if "src" in attrs or "href" in attrs]
 
 
 def test_page_cuts_endless_outputs():
     asked = questions(1)
     long = grading.grade(asked, [Prediction("q:0", "答案: A" + "啊" * 100_000)], "standard")
-    page = building.page.page(building.as_object(building.build(long, "standard", {})), long)
-    assert "100,005 characters in all" in page
-    assert len(page) < 100_000
+    text = page.page(building.build(long, "standard", {}), long)
+    assert "100,005 characters in all" in text
+    assert len(text) < 100_000
 
 
 def test_markdown_and_latex(written):
     text = (written / "report.md").read_text(encoding="utf-8")
     value = json.loads((written / "report.json").read_text(encoding="utf-8"))
     assert f"| this run | 80 | {value['overall']['accuracy']:.2f} |" in text
-    for words in ("ChatGLM-CMExam | 45.3", "Surg 外科 *", "tok:char", "Most frequent answer", "zero | shot"):
+    for words in ("ChatGLM-CMExam | 45.3", "Surg 外科 *", "tok:char", "Most frequent answer", "zero \\| shot"):
         assert words in text, words
     for line in (line for line in text.splitlines() if line.startswith("| ") and line.endswith(" |")):
         assert line.count("|") - line.count("\\|") >= 3
@@ -132,22 +135,22 @@ def test_nothing_is_overwritten(written, graded):
     built = building.build(graded, "standard", {})
     before = (written / "report.json").read_bytes()
     with pytest.raises(UserError, match=r"exists\. Add --overwrite"):
-        building.write(built, graded, written)
+        writing.write(built, graded, written)
     assert (written / "report.json").read_bytes() == before
-    building.write(built, graded, written, overwrite=True)
+    writing.write(built, graded, written, overwrite=True)
     assert (written / "report.json").read_bytes() != before
 
 
 def test_unpublished_exam_is_named(graded):
     with pytest.raises(UserError, match=r"'cmexm' are unknown.*cmexam"):
-        building.build(graded, "standard", {}, published="cmexm")
+        published.beside("cmexm", [one.question for one in graded])
 
 
 def test_unanswered_questions_make_a_report(tmp_path):
     asked = [Question(str(i), "题干", {"A": "甲", "B": "乙"}, None, facets={"exam_type": "护理考试"}) for i in range(3)]
     none = grading.grade(asked, [Prediction(one.id, "答案: A") for one in asked], "standard")
     built = building.build(none, "standard", {})
-    building.write(built, none, tmp_path / "new", latex=True)
+    writing.write(built, none, tmp_path / "new", latex=True)
     assert built.overall["accuracy"] is None
     assert built.baselines == {}
     assert "| this run | 3 | - |" in (tmp_path / "new" / "report.md").read_text(encoding="utf-8")
@@ -164,20 +167,20 @@ def test_intervals_hold_the_scores(graded):
 def test_comparison_counts_flips(graded, other):
     found = comparison.compare(other, graded)
     right = [{one.question.id for one in run if one.correct} for run in (other, graded)]
-    assert set(found["gained"]) == right[1] - right[0]
-    assert set(found["lost"]) == right[0] - right[1]
-    assert found["both"] == len(right[0] & right[1])
-    assert found["both"] + found["neither"] + len(found["gained"]) + len(found["lost"]) == found["n"] == 79
-    assert found["mcnemar_p"] < 0.01
+    assert set(found.gained) == right[1] - right[0]
+    assert set(found.lost) == right[0] - right[1]
+    assert found.both == len(right[0] & right[1])
+    assert found.both + found.neither + len(found.gained) + len(found.lost) == found.n == 79
+    assert found.mcnemar_p < 0.01
     a, b = grading.score(other, "standard"), grading.score(graded, "standard")
     for name in ("accuracy", *comparison.TEXT):
-        assert found["metrics"][name]["difference"] == pytest.approx(b[name] - a[name], abs=1e-9)
+        assert found.metrics[name].difference == pytest.approx(b[name] - a[name], abs=1e-9)
 
 
 def test_a_run_does_not_differ_from_itself(graded):
     found = comparison.compare(graded, graded)
-    assert (found["gained"], found["lost"], found["mcnemar_p"]) == ([], [], 1.0)
-    assert all(one["p_value"] == 1.0 and one["difference"] == 0 for one in found["metrics"].values())
+    assert (found.gained, found.lost, found.mcnemar_p) == ((), (), 1.0)
+    assert all(one.p_value == 1.0 and one.difference == 0 for one in found.metrics.values())
     assert comparison.agreement({"a": graded, "b": graded}) == {"a | b": pytest.approx(100 * 79 / 80)}
 
 
@@ -185,8 +188,5 @@ def test_summary_of_runs(graded, other):
     scores = {"1": grading.score(graded, "standard"), "2": grading.score(other, "standard")}
     found = comparison.summarise(scores)["accuracy"]
     pair = [one["accuracy"] for one in scores.values()]
-    assert found == {
-        "mean": pytest.approx(sum(pair) / 2),
-        "std": pytest.approx(abs(pair[0] - pair[1]) / 2**0.5),
-        "runs": 2,
-    }
+    assert (found.mean, found.runs) == (pytest.approx(sum(pair) / 2), 2)
+    assert found.std == pytest.approx(abs(pair[0] - pair[1]) / 2**0.5)

@@ -13,7 +13,8 @@ import pytest
 
 from cmexam_tune import reproduce, tiny
 from cmexam_tune.core.errors import UserError
-from cmexam_tune.paper import results, rows
+from cmexam_tune.paper import entries, results
+from cmexam_tune.report.table import Table
 
 ROOT = Path(__file__).resolve().parents[1]
 SAMPLE = ROOT / "cmexam_tune" / "sample"
@@ -79,7 +80,7 @@ def test_off_the_shelf_and_cmb(tmp_path: Path, models: list[str]) -> None:
     changes = [f"model.model_name_or_path={model}", *FEW, "generation.max_new_tokens=2"]
     table = reproduce.reproduce(["zeroshot_qwen_cmb"], tmp_path, seeds=(1, 2), data=SAMPLE / "cmb", overrides=changes)
     assert len(list(tmp_path.glob("zeroshot_qwen_cmb/seed*"))) == 1
-    assert table.body[0][:2] == ("zeroshot_qwen_cmb", "Acc")
+    assert table.lines[0][:2] == ("zeroshot_qwen_cmb", "Acc")
 
 
 def test_missing_weights_are_all_named(tmp_path: Path) -> None:
@@ -115,12 +116,12 @@ def test_missing_data(tmp_path: Path, models: list[str]) -> None:
 
 def test_overrides_for_one_row() -> None:
     words = ["training.seed=3", "lora_llama:out=x", "LLaMA-CMExam:tuning.r=2", "head_bert:out=y", "out=a:b"]
-    assert reproduce._own(words, rows.find("lora_llama")) == ["training.seed=3", "out=x", "tuning.r=2", "out=a:b"]
+    assert reproduce._own(words, entries.find("lora_llama")) == ["training.seed=3", "out=x", "tuning.r=2", "out=a:b"]
 
 
 def test_a_published_name_finds_its_recipe() -> None:
-    assert rows.find("ChatGLM-CMExam").recipe == "ptuning_chatglm"
-    assert rows.find("ptuning_chatglm.yaml") == rows.find("ptuning_chatglm")
+    assert entries.find("ChatGLM-CMExam").recipe == "ptuning_chatglm"
+    assert entries.find("ptuning_chatglm.yaml") == entries.find("ptuning_chatglm")
 
 
 # --- tables ------------------------------------------------------------------------------------------------------
@@ -138,28 +139,23 @@ def test_scores_by_hand(tmp_path: Path) -> None:
         put(tmp_path, f"ptuning_chatglm/seed{seed}", n=10000, accuracy=accuracy, weighted_f1=accuracy / 100, bleu1=None)
         put(tmp_path, f"ptuning_chatglm/seed{seed}-explain", n=10000, accuracy=1.0, weighted_f1=0.01, bleu1=31.0 + seed)
     put(tmp_path, "my_own/seed1", n=400, accuracy=50.0, weighted_f1=0.5, bleu1=None)
-    first, second = results.lines(tmp_path)
+    first, second = results.collect(tmp_path)
     accuracy = first.scores["accuracy"]
     assert (accuracy.mean, accuracy.deviation) == (45.0, pytest.approx(2**0.5))
     half = 1.96 * (45 * 55 / 10000 + 2 / 2) ** 0.5
     assert accuracy.interval == pytest.approx((45 - half, 45 + half))
     bleu = first.scores["bleu1"]
     assert bleu.mean == 32.5 and bleu.interval == pytest.approx((32.5 - 12.706 * 0.5, 32.5 + 12.706 * 0.5))
-    assert second.row.title == "my_own" and second.scores["accuracy"].deviation is None
-    table = {(line[0], line[1]): line[2:] for line in results.comparison([first, second]).body}
+    assert second.entry.title == "my_own" and second.scores["accuracy"].deviation is None
+    table = {(line[0], line[1]): line[2:] for line in results.comparison([first, second]).lines}
     assert table["ChatGLM-CMExam (ptuning_chatglm)", "Acc"][:3] == ("45.00±1.41", "45.3±1.4", "-0.30")
     assert table["ChatGLM-CMExam (ptuning_chatglm)", "BLEU-1"][2] == "+1.40"
     assert table["my_own", "Acc"] == ("50.00", "-", "-", "45.10 to 54.90")
     wide = results.table3([first, second])
-    assert wide.body[1][:4] == ("  published", "45.3", "45.2", "31.1")
+    assert wide.lines[1][:4] == ("  published", "45.3±1.4", "45.2±1.4", "31.1±0.23")
 
 
-def test_the_same_table_in_four_forms(tmp_path: Path) -> None:
-    table = results.Table(("a_b", "c & d"), (("<甲>", "1±2%"),), "50% of x_1")
-    assert table.markdown().splitlines()[2] == "| <甲> | 1±2% |"
-    latex = table.latex()
-    assert r"<甲> & 1$\pm$2\% \\" in latex and r"a\_b & c \& d \\" in latex and latex.count("{") == latex.count("}")
-    assert "<td>&lt;甲&gt;</td>" in table._repr_html_()
-    assert str(table).splitlines()[:2] == ["a_b   c & d", "<甲>  1±2%"]
-    results.write(table, tmp_path / "t", ["x/report.html"])
+def test_a_table_and_its_reports_are_written(tmp_path: Path) -> None:
+    results.write(Table(("a", "b"), (("c", "d"),)), tmp_path / "t", ["x/report.html"])
     assert '<a href="x/report.html">' in (tmp_path / "t.html").read_text(encoding="utf-8")
+    assert (tmp_path / "t.md").is_file() and (tmp_path / "t.tex").is_file()

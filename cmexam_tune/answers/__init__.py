@@ -5,5 +5,6 @@ Start reading in `reading.py`, the rules in the order in which they are tried; `
 """
 
 from cmexam_tune.answers.reading import parse, split_explanation
+from cmexam_tune.answers.sets import letter_sets
 
-__all__ = ["parse", "split_explanation"]
+__all__ = ["letter_sets", "parse", "split_explanation"]

@@ -4,6 +4,7 @@ A step holds `global_batch_size` questions whatever the number of processes, the
 their layout changes. Every process derives the whole plan from seed and epoch, so nothing has to be communicated.
 """
 
+import bisect
 import itertools
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +19,8 @@ from cmexam_tune.models.features import IGNORE_INDEX
 BUCKET_STEPS = 64
 """Steps that are sorted by length together: enough to leave little padding, few enough to stay random."""
 
-Row = Mapping[str, Any]
+Sample = Mapping[str, Any]
+"""One encoded question: `question_id`, `input_ids`, `labels` and what else its family's `collate` reads."""
 MicroBatch = tuple[tuple[int, ...], ...]
 """Groups of sample indices; each group becomes one row of tokens."""
 
@@ -65,15 +67,15 @@ class Layout:
     seed: int = 0
 
 
-def length(row: Row) -> int:
-    """Return the tokens of a row; a row with several sequences (multiple choice) counts its longest."""
-    ids = row["input_ids"]
+def length(sample: Sample) -> int:
+    """Return the tokens of a question; one with several sequences (multiple choice) counts its longest."""
+    ids = sample["input_ids"]
     return max((len(item) for item in ids), default=0) if ids and isinstance(ids[0], Sequence) else len(ids)
 
 
-def label_count(row: Row) -> int:
-    """Return how many positions of a decoder row carry a loss; the first position has nothing to predict it from."""
-    return sum(label != IGNORE_INDEX for label in row["labels"][1:])
+def label_count(sample: Sample) -> int:
+    """Return how many positions of a decoder's question carry a loss; nothing predicts the first position."""
+    return sum(label != IGNORE_INDEX for label in sample["labels"][1:])
 
 
 def order(lengths: Sequence[int], layout: Layout, epoch: int) -> list[list[int]]:
@@ -97,13 +99,22 @@ def spread(step: Sequence[int], lengths: Sequence[int], layout: Layout, world: i
     there are processes).
     """
     ordered = sorted(step, key=lambda i: -lengths[i])
+
+    def planned(rounds: int) -> list[MicroBatch]:
+        return [_rows(chunk, lengths, layout) for chunk in _even(ordered, world * rounds)]
+
+    def fits(rounds: int) -> bool:
+        return len(ordered) <= world * rounds or all(_fits(m, lengths, layout.max_tokens) for m in planned(rounds))
+
     rounds = max(1, -(-len(ordered) // (world * layout.micro_batch)))
-    while True:
-        chunks = _even(ordered, world * rounds)
-        micros = [_rows(chunk, lengths, layout) for chunk in chunks]
-        if all(_fits(micro, lengths, layout.max_tokens) for micro in micros) or len(ordered) <= world * rounds:
-            return [tuple(micros[turn * world + rank] for turn in range(rounds)) for rank in range(world)]
-        rounds += 1
+    if not fits(rounds):
+        # A pass over a whole validation file may need thousands of rounds: double until enough, then halve the gap.
+        low = rounds
+        while not fits(rounds := 2 * rounds):
+            low = rounds
+        rounds = bisect.bisect_left(range(rounds), True, lo=low, key=fits)
+    micros = planned(rounds)
+    return [tuple(micros[turn * world + rank] for turn in range(rounds)) for rank in range(world)]
 
 
 def _even(items: Sequence[int], parts: int) -> list[list[int]]:
@@ -171,28 +182,38 @@ class StepSampler(BatchSampler):
         return 1 - used / total
 
 
-class Rows(Dataset[Batch]):
-    """Encoded questions; indexing with a `Plan` collates its micro-batches."""
+class EncodedQuestions(Dataset[Batch]):
+    """The samples of a run; indexing with a `Plan` collates its micro-batches."""
 
-    def __init__(self, rows: Sequence[Row], weights: Sequence[int], collate: Any) -> None:
-        self.rows, self.weights, self.collate = rows, weights, collate
+    def __init__(self, table: Any, lengths: Sequence[int], weights: Sequence[int], collate: Any) -> None:
+        """Take a `datasets.Dataset` of samples, their tokens, their labels (classifiers: 1 each), and a collator."""
+        self.table, self.lengths, self.weights, self.collate = table, lengths, weights, collate
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.lengths)
 
     def __getitem__(self, plan: Plan) -> Batch:
-        filled = [[[self.rows[i] for i in group] for group in micro] for micro in plan.micro]
+        samples = self._samples([i for micro in plan.micro for group in micro for i in group])
+        filled = [[[samples[i] for i in group] for group in micro] for micro in plan.micro]
         return Batch(
             [self.collate(groups) if groups else self._nothing() for groups in filled],
-            [[str(row["question_id"]) for group in groups for row in group] for groups in filled],
+            [[str(sample["question_id"]) for group in groups for sample in group] for groups in filled],
             [sum(self.weights[i] for group in micro for i in group) for micro in plan.micro],
             plan.items,
             plan.tokens,
         )
 
+    def _samples(self, indices: Sequence[int]) -> dict[int, Sample]:
+        """Read some samples from the disk, all at once."""
+        if not indices:
+            return {}
+        columns = self.table[list(indices)]
+        rows = zip(*columns.values(), strict=True)
+        return {i: dict(zip(columns, row, strict=True)) for i, row in zip(indices, rows, strict=True)}
+
     def _nothing(self) -> dict[str, Any]:
         """Return a batch whose loss weighs nothing, for a process that has no question left in the last step."""
-        return dict(self.collate([[self.rows[0]]]))
+        return dict(self.collate([[self._samples([0])[0]]]))
 
 
 class StepLoader(DataLoader[Batch]):
@@ -201,9 +222,9 @@ class StepLoader(DataLoader[Batch]):
     Its own generator keeps the workers' seeds from drawing on the global random state, which resuming restores.
     """
 
-    def __init__(self, rows: Rows, sampler: StepSampler, **options: Any) -> None:
+    def __init__(self, questions: EncodedQuestions, sampler: StepSampler, **options: Any) -> None:
         super().__init__(
-            rows, batch_sampler=sampler, collate_fn=_only, generator=torch.Generator().manual_seed(0), **options
+            questions, batch_sampler=sampler, collate_fn=_only, generator=torch.Generator().manual_seed(0), **options
         )
 
     def set_epoch(self, epoch: int) -> None:

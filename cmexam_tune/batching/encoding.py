@@ -1,31 +1,84 @@
-"""Encoded questions, made in parallel and cached under a key that names everything they depend on."""
+"""Encoded questions: made in parallel, kept as Arrow tables that are mapped into memory and not read into it.
 
+The cache's key names everything that the token rows depend on, and nothing else.
+"""
+
+import contextlib
 import dataclasses
 import hashlib
+import itertools
 import json
 import multiprocessing
 import os
-from collections.abc import Mapping, Sequence
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from cmexam_tune.core import jsonl
+import datasets
+import numpy as np
+
+from cmexam_tune.batching.batches import label_count, length
+from cmexam_tune.batching.questions import QuestionFiles
 from cmexam_tune.core.config import Config
-from cmexam_tune.core.errors import DataError, UserError
+from cmexam_tune.core.errors import DataError
 from cmexam_tune.core.schema import Question
 from cmexam_tune.families import Family, Loaded
 from cmexam_tune.models import checkpoint
-from cmexam_tune.models.features import Encoded, Truncation
+from cmexam_tune.models.features import Truncation
 
-PARALLEL_FROM = 4000
-"""Fewer questions are encoded sooner than processes start."""
+PART = 4000
+"""Questions that one process encodes in a row; fewer are encoded sooner than processes start."""
+CHUNK = 1000
+"""Questions that are tokenised in one call."""
+MOST_WORKERS = 16
+BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError, datasets.exceptions.DatasetsError)
+"""What a damaged cache raises."""
+OWN = ("length", "weight", "truncation")
+"""Columns that are added to a family's: tokens, labels (classifiers: 1), and in one row for each chunk its report."""
 
 
-def code_hash(family: Family) -> str:
-    """Return a checksum of the code that may take part in turning questions into tokens, a family of yours included."""
-    package = Path(__file__).resolve().parent.parent
-    sources = {*package.rglob("*.py"), Path(getattr(family, "__file__", __file__)).resolve()}
+class Samples(NamedTuple):
+    """Encoded questions."""
+
+    table: datasets.Dataset
+    """`question_id`, `input_ids`, `labels` and what else the family's `collate` reads; one row for each question."""
+    lengths: list[int]
+    """Tokens of each; a question with several sequences (multiple choice) counts its longest."""
+    weights: list[int]
+    """Labels of each; 1 for classifiers."""
+    truncation: Truncation
+
+
+def cache_key(config: Config, family: Family, loaded: Loaded, questions: QuestionFiles) -> str:
+    """Return the key: tokenizer, prompt (style, template, limits), family, head, model config, questions and code."""
+    digest = hashlib.sha256()
+    for part in (
+        checkpoint.tokenizer_hash(loaded.tokenizer),
+        json.dumps(dataclasses.asdict(config.prompt), sort_keys=True),
+        config.model.family,
+        str(config.model.head),
+        json.dumps(loaded.model.config.to_dict(), sort_keys=True, default=str),
+        _code(family),
+        questions.checksum(),
+    ):
+        digest.update(part.encode() + b"\0")
+    return digest.hexdigest()
+
+
+def _code(family: Family) -> str:
+    """Return a checksum of the code that turns questions into tokens, a family of a user's own included."""
+    package = Path(__file__).resolve().parents[1]
+    own = Path(getattr(family, "__file__", __file__)).resolve()
+    sources = {
+        *(package / "prompts").glob("*.py"),
+        *(package / "models" / name for name in ("features.py", "causal.py")),
+        package / "core" / "schema.py",
+        Path(__file__).resolve(),
+        *(own.parent.glob("*.py") if own.name == "__init__.py" else [own]),
+    }
     digest = hashlib.sha256()
     for path in sorted(sources):
         digest.update(path.name.encode() + path.read_bytes())
@@ -34,92 +87,121 @@ def code_hash(family: Family) -> str:
     return digest.hexdigest()
 
 
-def cache_key(config: Config, family: Family, loaded: Loaded, questions: Sequence[Question]) -> str:
-    """Return the key: tokenizer, prompt (style, template, limits), family, head, model config, questions and code."""
-    digest = hashlib.sha256()
-    parts = [
-        checkpoint.tokenizer_hash(loaded.tokenizer),
-        json.dumps(dataclasses.asdict(config.prompt), sort_keys=True),
-        config.model.family,
-        str(config.model.head),
-        json.dumps(loaded.model.config.to_dict(), sort_keys=True, default=str),
-        code_hash(family),
-    ]
-    for part in (*parts, *map(jsonl.dumps, questions)):
-        digest.update(part.encode() + b"\0")
-    return digest.hexdigest()
-
-
-def encode(config: Config, family: Family, loaded: Loaded, questions: Sequence[Question], cache: Path) -> Encoded:
-    """Return the training rows of `questions`, from the cache folder where they lie there already.
+def encode(config: Config, family: Family, loaded: Loaded, questions: QuestionFiles, cache: Path) -> Samples:
+    """Return the encoded questions, from the cache folder where they lie there already.
 
     Raises:
+        UserError: as reading the questions.
         DataError: no question could be encoded; the message says why.
     """
-    path = cache / f"{cache_key(config, family, loaded, questions)[:32]}.jsonl"
-    encoded = _read(path) if path.exists() else None
-    if encoded is None:
-        encoded = whole(config, family, loaded, questions)
-        facts = {"truncation": dataclasses.asdict(encoded.truncation)}
-        jsonl.write(path, [*encoded.rows, facts], overwrite=True)
-    return encoded
-
-
-def whole(config: Config, family: Family, loaded: Loaded, questions: Sequence[Question]) -> Encoded:
-    """Return the training rows of `questions`, without a cache.
-
-    Raises:
-        DataError: no question could be encoded; the message says why.
-    """
-    encoded = _encode(config, family, loaded, questions)
-    if not encoded.rows:
-        reasons = encoded.truncation
+    key = cache_key(config, family, loaded, questions)[:32]
+    whole = (config, family, loaded, questions)
+    try:
+        samples = _samples(_table(whole, key, cache))
+    except BROKEN:
+        # Killed while it was written, a full disk that has space again, or somebody's hand.
+        for folder in (cache / "generator").glob(f"*{key}*"):
+            shutil.rmtree(folder)
+        samples = _samples(_table(whole, key, cache))
+    if not len(samples.table):
+        report, prompt = samples.truncation, config.prompt
+        unrenderable, too_long = len(report.unrenderable), len(report.too_long)
         raise DataError(
-            f"{', '.join(config.data.train)}: none of {len(questions)} questions can be trained on with "
-            f"prompt.style={config.prompt.style}: {len(reasons.unrenderable)} cannot be rendered (no answer or no "
-            f"explanation), {len(reasons.too_long)} do not fit prompt.max_source_length="
-            f"{config.prompt.max_source_length} and max_target_length={config.prompt.max_target_length}."
+            f"{', '.join(questions.paths)}: none of {unrenderable + too_long} questions can be trained on with "
+            f"prompt.style={prompt.style}: {unrenderable} cannot be rendered (no answer or no explanation), {too_long} "
+            f"do not fit prompt.max_source_length={prompt.max_source_length} and "
+            f"max_target_length={prompt.max_target_length}."
         )
-    return encoded
+    return samples
 
 
-def _read(path: Path) -> Encoded | None:
-    """Return what the cache holds, or None for a file that was damaged."""
+_World = tuple[Config, Family, Loaded, QuestionFiles]
+_world: list[_World] = []
+"""What worker processes inherit when they are forked, so that neither model nor tokenizer has to be sent."""
+
+
+def _table(world: _World, key: str, cache: Path) -> datasets.Dataset:
+    ready = next((cache / "generator").glob(f"*{key}*/0.0.0/dataset_info.json"), None)
+    columns, parts = (None, [(0, 0)]) if ready else _plan(world)
+    workers = min(world[0].data.num_workers or os.cpu_count() or 1, MOST_WORKERS, len(parts))
+    forks = "fork" in multiprocessing.get_all_start_methods()
+    _world[:] = [world]
     try:
-        rows: list[Mapping[str, Any]] = [value for _, value in jsonl.read_objects(path)]
-    except UserError:
-        return None
-    facts = rows.pop().get("truncation")
-    if facts is None:
-        return None
-    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in facts.items()}
-    return Encoded(rows, Truncation(**values))
-
-
-def _encode(config: Config, family: Family, loaded: Loaded, questions: Sequence[Question]) -> Encoded:
-    workers = config.data.num_workers or os.cpu_count() or 1
-    if workers < 2 or len(questions) < PARALLEL_FROM or "fork" not in multiprocessing.get_all_start_methods():
-        return family.encode(loaded, questions, config.prompt, config.model)
-    size = -(-len(questions) // workers)
-    # Forked, so that neither model nor tokenizer has to be sent; this runs before any GPU is touched.
-    _shared.update(config=config, family=family, loaded=loaded, questions=questions)
-    try:
-        with multiprocessing.get_context("fork").Pool(workers) as pool:
-            parts = pool.map(_part, [(start, start + size) for start in range(0, len(questions), size)])
+        with _quiet(), _tokenizers_in_one_thread(workers > 1):
+            table: datasets.Dataset = datasets.Dataset.from_generator(
+                _generate,
+                features=columns,
+                cache_dir=str(cache),
+                gen_kwargs={"parts": parts},
+                num_proc=workers if workers > 1 and forks else None,
+                fingerprint=key,
+            )
+    except datasets.exceptions.DatasetGenerationError as error:
+        # The cause is a question that cannot be read; the wrapper says nothing to a user.
+        raise error.__cause__ or error from None
     finally:
-        _shared.clear()
-    return Encoded([row for part in parts for row in part.rows], _join([part.truncation for part in parts]))
+        _world.clear()
+    return table
 
 
-_shared: dict[str, Any] = {}
+def _plan(world: _World) -> tuple[datasets.Features | None, list[tuple[int, int]]]:
+    """Return the columns of the table, as the first question that can be encoded shows them, and the workers' parts."""
+    config, family, loaded, questions = world
+    chunks = iter(questions)
+    columns, count = None, 0
+    while chunk := list(itertools.islice(chunks, CHUNK)):
+        count += len(chunk)
+        if columns is None and (rows := family.encode(loaded, chunk[:64], config.prompt, config.model).rows):
+            columns = datasets.Features({name: _column(value) for name, value in {**rows[0], **_own(0, 0)}.items()})
+    return columns, [(start, min(start + PART, count)) for start in range(0, count, PART)]
 
 
-def _part(bounds: tuple[int, int]) -> Encoded:
-    config: Config = _shared["config"]
-    part: Encoded = _shared["family"].encode(
-        _shared["loaded"], _shared["questions"][slice(*bounds)], config.prompt, config.model
-    )
-    return part
+def _column(value: Any) -> Any:
+    """Return the type of a column: token ids need no more than 32 bits."""
+    if isinstance(value, list | tuple):
+        return datasets.List(_column(value[0]) if value else datasets.Value("int32"))
+    return datasets.Value("string" if isinstance(value, str) else "int32")
+
+
+def _own(tokens: int, weight: int, truncation: str = "") -> dict[str, Any]:
+    return dict(zip(OWN, (tokens, weight, truncation), strict=True))
+
+
+def _generate(parts: Sequence[tuple[int, int]]) -> Iterator[dict[str, Any]]:
+    """Yield a row for each question that can be encoded, and after each chunk one with the report on it."""
+    ((config, family, loaded, questions),) = _world
+    for start, end in parts:
+        part = itertools.islice(questions, start, end)
+        while chunk := list(itertools.islice(part, CHUNK)):
+            yield from _chunk(config, family, loaded, chunk)
+
+
+def _chunk(config: Config, family: Family, loaded: Loaded, chunk: list[Question]) -> Iterator[dict[str, Any]]:
+    encoded = family.encode(loaded, chunk, config.prompt, config.model)
+    row: Mapping[str, Any] = {"question_id": "", "input_ids": [], "labels": []}
+    for row in encoded.rows:
+        yield {**row, **_own(length(row), label_count(row) if family.task == "generate" else 1)}
+    report = json.dumps(dataclasses.asdict(encoded.truncation))
+    yield {**{name: type(value)() for name, value in row.items()}, **_own(0, 0, report)}
+
+
+def _samples(table: datasets.Dataset) -> Samples:
+    columns = table.select_columns([*OWN]).with_format("numpy")
+    lengths, weights = (np.asarray(columns[name][:]) for name in OWN[:2])
+    kept = np.flatnonzero(lengths)
+    reports = [json.loads(text) for text in columns.select(np.flatnonzero(lengths == 0))["truncation"][:]]
+    values: list[dict[str, Any]] = [
+        {k: tuple(v) if isinstance(v, list) else v for k, v in report.items()} for report in reports
+    ]
+    truncation = _join([Truncation(**value) for value in values])
+    table = table.select(kept).remove_columns([*OWN])
+    return Samples(table, lengths[kept].tolist(), weights[kept].tolist(), truncation)
+
+
+def _truncation(report: dict[str, Any]) -> Truncation:
+    """Return what `dataclasses.asdict` and JSON made lists of."""
+    values: dict[str, Any] = {name: tuple(item) if isinstance(item, list) else item for name, item in report.items()}
+    return Truncation(**values)
 
 
 def _join(parts: Sequence[Truncation]) -> Truncation:
@@ -136,6 +218,34 @@ def _join(parts: Sequence[Truncation]) -> Truncation:
     return Truncation(**joined)
 
 
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Let `datasets` show its progress only to somebody who is looking."""
+    shown = not datasets.are_progress_bars_disabled()
+    if not sys.stderr.isatty():
+        datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if shown:
+            datasets.enable_progress_bars()
+
+
+@contextlib.contextmanager
+def _tokenizers_in_one_thread(forked: bool) -> Iterator[None]:
+    """Keep each worker's tokenizer from starting a thread for every core."""
+    before = os.environ.get("TOKENIZERS_PARALLELISM")
+    if forked:
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    try:
+        yield
+    finally:
+        if forked and before is None:
+            del os.environ["TOKENIZERS_PARALLELISM"]
+        elif forked and before is not None:
+            os.environ["TOKENIZERS_PARALLELISM"] = before
+
+
 def table(truncation: Truncation, config: Config) -> str:
     """Return what the limits did, for printing before the first step."""
     lines = [
@@ -145,7 +255,7 @@ def table(truncation: Truncation, config: Config) -> str:
         f"  explanation shortened    {truncation.explanations_cut:>8}  (max_target_length "
         f"{config.prompt.max_target_length}, longest {truncation.longest_target})",
         f"skipped: too long          {len(truncation.too_long):>8}{_some(truncation.too_long)}",
-        f"skipped: style cannot say  {len(truncation.unrenderable):>8}{_some(truncation.unrenderable)}",
+        f"skipped: no explanation    {len(truncation.unrenderable):>8}{_some(truncation.unrenderable)}",
     ]
     return "\n".join(lines)
 

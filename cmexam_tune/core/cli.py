@@ -1,6 +1,7 @@
 """One argument convention for every program, and one place where errors become messages and exit statuses."""
 
 import argparse
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
@@ -10,6 +11,8 @@ from cmexam_tune.core.errors import TrainingStopped, UserError
 
 OVERRIDES_HELP = "change a value of the config: section.key=value, for example training.learning_rate=2e-4"
 INTERRUPTED = 130
+# Control characters but tab and newline, marks that reorder text, and halves of surrogate pairs.
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class Parser(argparse.ArgumentParser):
@@ -26,7 +29,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the message in the form of all other errors and exit with 2."""
-        self.exit(2, f"error: {message}\nSee {self.prog} --help.\n")
+        self.exit(2, f"error: {printable(message)}\nSee {self.prog} --help.\n")
 
 
 def add_config(parser: argparse.ArgumentParser, required: bool = True) -> None:
@@ -42,14 +45,19 @@ def add_overrides(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help=OVERRIDES_HELP)
 
 
+def printable(text: str) -> str:
+    """Return text with its control characters spelled out: data of others must not steer a terminal."""
+    return _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
 def say(text: str = "") -> None:
     """Print a result to standard output, at once."""
-    print(text, flush=True)
+    print(printable(text), flush=True)
 
 
 def note(text: str) -> None:
     """Print progress or a warning to standard error, at once."""
-    print(text, file=sys.stderr, flush=True)
+    print(printable(text), file=sys.stderr, flush=True)
 
 
 def run(main: Callable[[Sequence[str]], int | None], argv: Sequence[str] | None = None) -> NoReturn:

@@ -1,6 +1,7 @@
 """Reading and writing records as JSON lines, with errors that name file and line."""
 
 import dataclasses
+import functools
 import json
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,6 +14,7 @@ from cmexam_tune.core.files import atomic_write, check_input, check_output
 from cmexam_tune.core.strict import Problems, build
 
 T = TypeVar("T")
+_encode = json.JSONEncoder(ensure_ascii=False, default=vars).encode
 
 
 def read_objects(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -82,12 +84,15 @@ def dumps(record: object) -> str:
     Fields whose metadata is `schema.WHERE_SAID` are left out where they have their default.
     """
     if not dataclasses.is_dataclass(record) or isinstance(record, type):
-        return json.dumps(record, ensure_ascii=False)
-    value = dataclasses.asdict(record)
-    for field in dataclasses.fields(record):
-        if field.metadata.get("where_said") and getattr(record, field.name) == field.default:
-            del value[field.name]
-    return json.dumps(value, ensure_ascii=False)
+        return _encode(record)
+    value = vars(record)
+    silent = [name for name, default in _where_said(type(record)) if value[name] == default]
+    return _encode({name: part for name, part in value.items() if name not in silent} if silent else value)
+
+
+@functools.cache
+def _where_said(cls: type[Any]) -> list[tuple[str, Any]]:
+    return [(f.name, f.default) for f in dataclasses.fields(cls) if f.metadata.get("where_said")]
 
 
 def write(path: str | Path, records: Iterable[object], overwrite: bool = False) -> int:

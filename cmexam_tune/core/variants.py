@@ -9,6 +9,7 @@ import importlib
 import pkgutil
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from types import ModuleType
 from typing import Literal
 
@@ -23,14 +24,22 @@ PACKAGES: dict[Folder, str] = {
 }
 PROTOCOLS: dict[Folder, str] = {"exams": "Exam", "families": "Family", "tuning": "Method", "profiles": "Scorer"}
 """The class in each package that says what its files provide."""
+FROM_YAML: tuple[Folder, ...] = ("exams",)
+"""Packages whose `from_yaml(path)` makes a variant of a YAML file: one beside the code, or the user's own."""
 IN_CONFIGS: tuple[Folder, ...] = ("families", "tuning")
 """Variants that a config file can name; the others are only ever named by a command or a caller."""
 
 
 def names(folder: Folder) -> tuple[str, ...]:
-    """Return the names of the variants in a folder; modules that start with `_` are not variants."""
+    """Return the names of the variants in a folder; what starts with `_` is none. An exam may be a YAML file."""
     package = importlib.import_module(PACKAGES[folder])
-    return tuple(sorted(m.name for m in pkgutil.iter_modules(package.__path__) if not m.name.startswith("_")))
+    found = {m.name for m in pkgutil.iter_modules(package.__path__)} | {f.stem for f in _yamls(folder)}
+    return tuple(sorted(name for name in found if not name.startswith("_")))
+
+
+def _yamls(folder: Folder) -> list[Path]:
+    package = importlib.import_module(PACKAGES[folder])
+    return list(Path(package.__path__[0]).glob("*.yaml")) if folder in FROM_YAML else []
 
 
 def problem(folder: Folder, name: str) -> str | None:
@@ -48,7 +57,7 @@ def problem(folder: Folder, name: str) -> str | None:
 
 
 def load(folder: Folder, name: str) -> ModuleType:
-    """Import the variant `name` of a folder, or the module `name` of the user's own.
+    """Return the variant `name` of a folder, or the module or YAML file `name` of the user's own.
 
     Raises:
         ConfigError: there is no such variant (the message suggests the nearest name), or it lacks what variants of
@@ -56,6 +65,12 @@ def load(folder: Folder, name: str) -> ModuleType:
     """
     if wrong := problem(folder, name):
         raise ConfigError(f"{folder}: {wrong}.")
+    files = {path.stem: path for path in _yamls(folder)}
+    if name.endswith(".yaml") and folder in FROM_YAML:
+        files[name] = Path(name)
+    if name in files:
+        variant: ModuleType = importlib.import_module(PACKAGES[folder]).from_yaml(files[name])
+        return variant
     if "." not in name:
         return importlib.import_module(f"{PACKAGES[folder]}.{name}")
     module = import_outside(name)

@@ -4,15 +4,18 @@ import ast
 import json
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from cmexam_tune.core.schema import MAX_OPTIONS, MIN_OPTIONS, letters
-from cmexam_tune.exams import RowReport
+from cmexam_tune.exams._rows import Reporter, RowReport
 
 NO_ANSWER = "no answer"
 NO_QUESTION = "no question text"
 _MISSING = frozenset({"", "nan", "none", "null", "n/a", "#n/a"})
+_LONGEST_MISSING = max(map(len, _MISSING))
+_LETTERS = "ABCDEFGHIJ"
+_SINGLE_LETTERS = frozenset(_LETTERS)
 _LETTER = "[A-Za-zＡ-Ｚａ-ｚ]"
 # A dot is a mark only right after the letter: in `A .5 mg` it belongs to the text.
 _MARK = r"(?:[.．、:：)）]\s*|\s+[、．:：]\s*|\s+)"
@@ -36,6 +39,8 @@ class Cells:
     def text(self, value: object, missing: frozenset[str] = _MISSING) -> str | None:
         """Return the text without surrounding white space, None where the cell is missing (or says `nan`)."""
         text = "" if value is None else str(value).strip()
+        if len(text) > _LONGEST_MISSING:
+            return text
         if text and text.lower() in missing:
             self.repairs.append("the word nan or null as a missing value")
         return None if text.lower() in missing else text
@@ -57,6 +62,8 @@ class Cells:
         Raises:
             Unreadable: there is something else in the cell.
         """
+        if isinstance(value, str) and value in _SINGLE_LETTERS:
+            return value
         text = self.text("".join(map(str, value)) if isinstance(value, list | tuple) else value)
         if text is None:
             return None
@@ -71,12 +78,32 @@ class Cells:
             self.repairs.append("answer letters sorted")
         return letters(plain)
 
+    def chosen(self, value: object, options: Mapping[str, str], written: str) -> str | None:
+        """Return the letters of an answer written as `number` (from 1), `index` (from 0) or `text` of an option.
+
+        Raises:
+            Unreadable: no option is meant.
+        """
+        listed = [str(part).strip() for part in value] if isinstance(value, list | tuple) else [self.text(value) or ""]
+        order, found = list(options), []
+        for part in filter(None, listed):
+            if written == "text":
+                found += [letter for letter, text in options.items() if text == part][:1] or [""]
+            else:
+                numbers = [int(float(n)) - (written == "number") for n in re.findall(r"\d+(?:\.0+)?", part)]
+                found += [order[n] if 0 <= n < len(order) else "" for n in numbers] or [""]
+        if "" in found:
+            raise Unreadable("unreadable answer")
+        return letters("".join(found)) or None
+
     def options(self, value: object) -> dict[str, str]:
         """Return letter -> text from lines of text, a list of `{key, value}`, a list of texts or a mapping.
 
         Raises:
             Unreadable: there are too few, too many, or two with one letter.
         """
+        if plain := _plain_options(value):
+            return plain
         if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
             value = _parsed(value)
         if isinstance(value, Mapping):
@@ -148,10 +175,30 @@ def check_answer(answer: str, options: Mapping[str, str]) -> None:
         raise Unreadable("answer letter with no option")
 
 
-def tell(report: Callable[[RowReport], None], row: int, repairs: Iterable[str]) -> None:
+def tell(report: Reporter, row: int, repairs: Iterable[str]) -> None:
     """Report the repairs of a row that was kept, each reason once."""
     for reason in dict.fromkeys(repairs):
         report(RowReport(row, "repaired", reason))
+
+
+def _plain_options(value: object) -> dict[str, str] | None:
+    """Return options written as nearly all are, `A text` lines or A, B, C as keys; None where more must be done."""
+    if isinstance(value, str):
+        lines = value.split("\n")
+        pairs = [(line[:1], line[2:].strip()) for line in lines if line[1:2] == " "]
+        if len(pairs) < len(lines):
+            return None
+    elif isinstance(value, dict):
+        pairs = [(key, text.strip()) for key, text in value.items() if isinstance(text, str)]
+        if len(pairs) < len(value):
+            return None
+    else:
+        return None
+    options = dict(pairs)
+    usual = MIN_OPTIONS <= len(options) == len(pairs) <= MAX_OPTIONS and all(
+        text and text[0] not in "、．:：" for text in options.values()
+    )
+    return options if usual and "".join(options) == _LETTERS[: len(options)] else None
 
 
 def _letter(key: str) -> str:

@@ -1,11 +1,14 @@
-"""Rows of raw exam files, one at a time: .csv, .xlsx, .jsonl and .json (an array of objects)."""
+"""Rows of raw exam files, one at a time: .csv, .tsv, .xlsx, .jsonl, .json (an array, or named arrays) and .parquet."""
 
-import codecs
 import csv
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
+from xml.etree.ElementTree import ParseError
 
 from cmexam_tune.core.errors import DataError
 from cmexam_tune.core.files import check_input
@@ -14,10 +17,15 @@ from cmexam_tune.core.jsonl import read_objects
 Row = Mapping[str, Any]
 EXTRA_CELLS = ""
 """Key of a row's cells beyond the last column: the row is broken."""
+SECTION = "#section"
+"""Key of the sheet of a workbook with several, or of the name of the array that an item stands in."""
 _LARGEST_FIELD = 1 << 30
-_CHUNK = 1 << 16
-_ENDS_EARLY = 16
-"""A JSON error this close to the end of the buffer may only mean that more must be read."""
+_LARGEST_BOOK = 1 << 31
+_BROKEN_BOOK = (
+    *(zipfile.BadZipFile, zlib.error, ParseError, ArithmeticError, AttributeError, EOFError, LookupError),
+    *(NotImplementedError, RuntimeError, TypeError, ValueError),
+)
+"""What openpyxl lets through from damaged workbooks; entity expansion is a ValueError of defusedxml."""
 
 
 def read(path: Path) -> Iterator[tuple[int, Row]]:
@@ -28,21 +36,24 @@ def read(path: Path) -> Iterator[tuple[int, Row]]:
         UserError: the file is missing or empty, or its suffix is none of the known ones.
     """
     check_input(path, "exam file")
-    readers = {".csv": _csv, ".xlsx": _xlsx, ".jsonl": _lines, ".json": _json}
-    if path.suffix.lower() not in readers:
-        raise DataError(f"{path}: the suffix {path.suffix!r} is unknown. Save the file as {', '.join(readers)}.")
-    return enumerate(readers[path.suffix.lower()](path), 1)
+    if path.suffix.lower() not in READERS:
+        raise DataError(f"{path}: the suffix {path.suffix!r} is unknown. Save the file as {', '.join(READERS)}.")
+    return enumerate(READERS[path.suffix.lower()](path), 1)
 
 
 def _csv(path: Path) -> Iterator[Row]:
     csv.field_size_limit(_LARGEST_FIELD)
-    reader = csv.reader(_text_lines(path), strict=True)
-    try:
-        yield from _table(path, reader)
-    except csv.Error as error:
-        raise DataError(
-            f"{path}:{reader.line_num}: broken CSV, {error}. A quote may be missing; quotes inside a cell are doubled."
-        ) from None
+    with path.open(encoding="utf-8-sig", newline="") as handle:
+        reader = csv.reader(handle, strict=True, delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
+        try:
+            yield from _table(path, reader)
+        except csv.Error as error:
+            raise DataError(
+                f"{path}:{reader.line_num}: broken CSV, {error}. A quote may be missing; quotes inside a cell are "
+                "doubled."
+            ) from None
+        except UnicodeDecodeError:
+            _find_not_utf8(path)
 
 
 def _table(path: Path, rows: Iterable[list[Any]]) -> Iterator[Row]:
@@ -57,22 +68,23 @@ def _table(path: Path, rows: Iterable[list[Any]]) -> Iterator[Row]:
             continue
         row = dict(zip(header, cells, strict=False))
         row.pop("", None)
-        if any(cell not in ("", None) for cell in cells[len(header) :]):
+        if len(cells) > len(header) and any(cell not in ("", None) for cell in cells[len(header) :]):
             row[EXTRA_CELLS] = cells[len(header) :]
         yield row
     if header is None:
         raise DataError(f"{path}: holds no rows, only blank lines.")
 
 
-def _text_lines(path: Path) -> Iterator[str]:
+def _find_not_utf8(path: Path) -> NoReturn:
     offset = 0
     with path.open("rb") as handle:
         for number, raw in enumerate(handle, 1):
             try:
-                yield raw.decode("utf-8-sig" if number == 1 else "utf-8")
+                raw.decode()
             except UnicodeDecodeError as error:
                 _not_utf8(path, number, offset + error.start, raw[error.start])
             offset += len(raw)
+    raise AssertionError(f"{path} is UTF-8 line by line, but not as a whole")
 
 
 def _not_utf8(path: Path, line: int, offset: int, byte: int) -> NoReturn:
@@ -83,19 +95,30 @@ def _not_utf8(path: Path, line: int, offset: int, byte: int) -> NoReturn:
 
 
 def _xlsx(path: Path) -> Iterator[Row]:
-    import zipfile
-
     import openpyxl
-    from openpyxl.utils.exceptions import InvalidFileException
 
     try:
+        with zipfile.ZipFile(path) as packed:
+            if sum(part.file_size for part in packed.infolist()) > _LARGEST_BOOK:
+                raise DataError(f"{path}: unpacks to more than {_LARGEST_BOOK >> 30} GiB. Save the sheet as CSV UTF-8.")
         book = openpyxl.load_workbook(path, read_only=True, data_only=True)
-    except (zipfile.BadZipFile, InvalidFileException, KeyError) as error:
-        raise DataError(f"{path}: not an .xlsx workbook ({error}). Save it again without a password.") from None
-    try:
-        yield from _table(path, ([*cells] for cells in book.worksheets[0].iter_rows(values_only=True)))
-    finally:
-        book.close()
+        try:
+            empty = True
+            for sheet in book.worksheets:
+                cells = ([*row] for row in sheet.iter_rows(values_only=True))
+                header = next((row for row in cells if any(cell is not None for cell in row)), None)
+                if header is None:
+                    continue
+                empty = False
+                for row in _table(path, chain([header], cells)):
+                    yield {**row, SECTION: sheet.title} if len(book.worksheets) > 1 else row
+            if empty:
+                raise DataError(f"{path}: no sheet holds a row. Save the table as the first sheet, or as CSV UTF-8.")
+        finally:
+            book.close()
+    except _BROKEN_BOOK as error:
+        what = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        raise DataError(f"{path}: not an .xlsx workbook that can be read ({what}). Save it again, or as CSV.") from None
 
 
 def _lines(path: Path) -> Iterator[Row]:
@@ -103,92 +126,99 @@ def _lines(path: Path) -> Iterator[Row]:
 
 
 def _json(path: Path) -> Iterator[Row]:
-    stream = _JsonArray(path)
-    return stream.objects() if stream.is_array else _lines(path)
+    """Yield the objects of an array, or of the arrays in an object (`{"train": [...]}`), or of JSON lines.
+
+    The text is held, the objects are decoded one by one: CMB-train's 269,359 dictionaries at once take over 1 GB.
+    """
+    raw = path.read_bytes()
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        _not_utf8(path, raw.count(b"\n", 0, error.start) + 1, error.start, raw[error.start])
+    del raw
+    start = len(text) - len(text.lstrip())
+    if text[start : start + 1] == "[":
+        return _array(path, text, start)
+    sections = _sections(text) if text[start : start + 1] == "{" else None
+    return _lines(path) if sections is None else iter(sections)
 
 
-class _JsonArray:
-    """The objects of a JSON array, decoded from a buffer that holds only the current one."""
+def _sections(text: str) -> list[Row] | None:
+    """Return the items of `{name: [item, ...], ...}`, each with its name; None where the text is something else."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    lists = value.values() if isinstance(value, dict) else []
+    if not value or not all(isinstance(part, list) and all(isinstance(item, dict) for item in part) for part in lists):
+        return None
+    return [{**item, SECTION: name} for name, items in value.items() for item in items]
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.chunks = _chunks(path)
-        self.buffer = ""
-        self.line = 1
-        self.is_array = self._peek() == "["
 
-    def objects(self) -> Iterator[Row]:
-        """Yield every object of the array."""
-        self._drop(1)
-        first = True
-        while (sign := self._peek()) != "]":
-            if not first:
-                if sign != ",":
-                    self._broken("Expecting ',' or ']' after an item" if sign else "the array does not end", 0)
-                self._drop(1)
-                self._peek()
-            first = False
-            yield self._object()
-        self._drop(1)
-        if self._peek():
-            self._broken("text after the end of the array", 0)
-
-    def _object(self) -> Row:
-        decoder, size = json.JSONDecoder(), _CHUNK
-        while True:
-            try:
-                value, end = decoder.raw_decode(self.buffer)
-                break
-            except json.JSONDecodeError as error:
-                unfinished = error.msg.startswith("Unterminated") or error.pos > len(self.buffer) - _ENDS_EARLY
-                if not (unfinished and self._more(size)):
-                    self._broken(error.msg, error.pos)
-                size *= 2
+def _array(path: Path, text: str, start: int) -> Iterator[Row]:
+    decoder = json.JSONDecoder(object_pairs_hook=_object)
+    space = json.decoder.WHITESPACE.match  # type: ignore[attr-defined]
+    halves = "\\ud" in text or "\\uD" in text
+    position, sign = space(text, start + 1).end(), ","
+    first = True
+    while text[position : position + 1] != "]":
+        if not first:
+            sign = text[position : position + 1]
+            if sign != ",":
+                _broken(
+                    path, text, position, "expecting ',' or ']' after an item" if sign else "the array does not end"
+                )
+            position = space(text, position + 1).end()
+        first = False
+        try:
+            value, end = decoder.raw_decode(text, position)
+            if halves:
+                json.dumps(value, ensure_ascii=False).encode()
+        except json.JSONDecodeError as error:
+            _broken(path, text, error.pos, error.msg)
+        except UnicodeEncodeError:
+            _broken(path, text, position, r"half of a surrogate pair (\\ud800 to \\udfff), which is no character")
+        except (ValueError, RecursionError) as error:
+            _broken(path, text, position, "nested too deep" if isinstance(error, RecursionError) else str(error))
         if not isinstance(value, dict):
-            self._broken(f"an object is needed for every item, found {type(value).__name__}", 0)
-        self._drop(end)
-        return value
-
-    def _more(self, size: int = _CHUNK) -> bool:
-        """Add at least `size` characters to the buffer if the file has them; whether it had any."""
-        parts, got = [self.buffer], 0
-        for chunk in self.chunks:
-            parts.append(chunk)
-            got += len(chunk)
-            if got >= size:
-                break
-        self.buffer = "".join(parts)
-        return got > 0
-
-    def _peek(self) -> str:
-        """Drop white space and return the next character, "" at the end of the file."""
-        while True:
-            self._drop(len(self.buffer) - len(self.buffer.lstrip()))
-            if self.buffer or not self._more():
-                return self.buffer[:1]
-
-    def _drop(self, count: int) -> None:
-        self.line += self.buffer.count("\n", 0, count)
-        self.buffer = self.buffer[count:]
-
-    def _broken(self, message: str, position: int) -> NoReturn:
-        line = self.line + self.buffer.count("\n", 0, position)
-        raise DataError(f"{self.path}:{line}: broken JSON, {message}.")
+            _broken(path, text, position, f"an object is needed for every item, found {type(value).__name__}")
+        yield value
+        position = space(text, end).end()
+    if text[position + 1 :].strip():
+        _broken(path, text, position + 1, "text after the end of the array")
 
 
-def _chunks(path: Path) -> Iterator[str]:
-    decoder = codecs.getincrementaldecoder("utf-8-sig")()
-    line, offset = 1, 0
-    with path.open("rb") as handle:
-        while raw := handle.read(_CHUNK):
-            pending = len(decoder.getstate()[0])
-            try:
-                text = decoder.decode(raw)
-            except UnicodeDecodeError as error:
-                line += error.object[: error.start].count(b"\n")
-                _not_utf8(path, line, offset - pending + error.start, error.object[error.start])
-            line += text.count("\n")
-            offset += len(raw)
-            yield text
-    if decoder.getstate()[0]:
-        _not_utf8(path, line, offset - 1, decoder.getstate()[0][0])
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} is there twice")
+    return value
+
+
+def _broken(path: Path, text: str, position: int, message: str) -> NoReturn:
+    raise DataError(f"{path}:{text.count(chr(10), 0, position) + 1}: broken JSON, {message}.")
+
+
+def _parquet(path: Path) -> Iterator[Row]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=1024):
+                yield from batch.to_pylist()
+    except (pyarrow.ArrowException, OSError) as error:
+        what = str(error).splitlines()[0][:200]
+        raise DataError(f"{path}: not a parquet file that can be read ({what}). Download it again.") from None
+
+
+READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
+    ".csv": _csv,
+    ".tsv": _csv,
+    ".xlsx": _xlsx,
+    ".jsonl": _lines,
+    ".json": _json,
+    ".parquet": _parquet,
+}
+"""Suffix -> reader."""

@@ -4,7 +4,7 @@ In: a checkpoint, then questions. Out: token rows to train on, and predictions. 
 `llama.py`; what families share is in `cmexam_tune.models`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from cmexam_tune.core.config import Config, ModelConfig, PromptConfig
@@ -34,7 +34,7 @@ class Family(Protocol):
     def prefix_shifts_positions(self) -> bool:
         """Whether real tokens are counted from after the P-tuning prefix (as PEFT does) or from 0 (as ChatGLM does)."""
 
-    def load(self, model: ModelConfig, questions: Sequence[Question] | None = None, device: str = "cpu") -> Loaded:
+    def load(self, model: ModelConfig, questions: Iterable[Question] | None = None, device: str = "cpu") -> Loaded:
         """Load model and tokenizer; `questions` (training) fixes the labels of a new classification head.
 
         On the device `meta` the model has every shape and no weights.

@@ -5,7 +5,7 @@ that the same threshold serves one answer and several. label: one softmax over t
 multilabel: one sigmoid for each letter.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -33,7 +33,7 @@ THRESHOLD = 0.5
 """Probability from which an option belongs to the answer; the best one always does."""
 
 
-def load(model: ModelConfig, questions: Sequence[Question] | None = None, device: str = "cpu") -> Loaded:
+def load(model: ModelConfig, questions: Iterable[Question] | None = None, device: str = "cpu") -> Loaded:
     """Load an encoder with a classification head.
 
     A new head of `label` or `multilabel` takes its labels from `questions`; a head that was trained here brings them
@@ -73,7 +73,7 @@ def load(model: ModelConfig, questions: Sequence[Question] | None = None, device
 
 
 def _labels(
-    head: str, model: ModelConfig, stored: PreTrainedConfig | None, questions: Sequence[Question] | None
+    head: str, model: ModelConfig, stored: PreTrainedConfig | None, questions: Iterable[Question] | None
 ) -> list[str]:
     """Return the labels of the head, in the order of its outputs."""
     named = model.config.get("id2label")

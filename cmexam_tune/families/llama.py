@@ -1,7 +1,7 @@
 """Decoders that transformers loads by itself: LLaMA, Alpaca, Vicuna, Huatuo, Qwen, Baichuan2, InternLM2, GLM-4, ..."""
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.families import Loaded
 from cmexam_tune.models import causal, checkpoint
 from cmexam_tune.models.causal import Codec
-from cmexam_tune.models.decode import Decoder, plainly
+from cmexam_tune.models.decode import Decoder
 from cmexam_tune.models.features import Encoded, Ids
 from cmexam_tune.prompts import Dialogue
 
@@ -27,7 +27,7 @@ lora_targets: tuple[str, ...] = ("q_proj", "v_proj")
 prefix_shifts_positions = True
 
 
-def load(model: ModelConfig, questions: Sequence[Question] | None = None, device: str = "cpu") -> Loaded:
+def load(model: ModelConfig, questions: Iterable[Question] | None = None, device: str = "cpu") -> Loaded:
     """Load a decoder; an adapter in `model.adapter_name_or_path` is merged into it.
 
     Raises:
@@ -147,4 +147,4 @@ def decoder(loaded: Loaded, config: Config) -> Decoder:
 
 def answer(loaded: Loaded, questions: Sequence[Question], config: Config) -> Iterator[Prediction]:
     """Yield one prediction for each question; see `Decoder.answer`."""
-    return decoder(loaded, config).answer(plainly(questions, config))
+    return decoder(loaded, config).answer(prompts.plainly(questions, config))

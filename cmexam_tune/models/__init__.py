@@ -19,3 +19,8 @@ class Loaded(NamedTuple):
 
     model: "PreTrainedModel"
     tokenizer: "PreTrainedTokenizerBase"
+
+    @classmethod
+    def nothing(cls) -> "Loaded":
+        """Return what a family loads whose model is elsewhere; never moved to a device."""
+        return cls(None, None)  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ from peft import PeftModel
 from transformers import GenerationConfig
 
 from cmexam_tune import answers, prompts
+from cmexam_tune.answers import letter_sets
 from cmexam_tune.core.config import Config
 from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.models import Loaded, cache, features, legal, sampling, writing
@@ -19,12 +20,6 @@ from cmexam_tune.prompts import Asked
 
 BLANK = "…"
 """Stands for stem and options in the prompt that prior normalisation compares with."""
-
-
-def plainly(questions: Sequence[Question], config: Config) -> list[Asked]:
-    """Return the questions in the config's words, with nothing said before."""
-    style = prompts.style_of(config.prompt)
-    return [Asked(question, lambda shown: prompts.prompt(shown, style)) for question in questions]
 
 
 @dataclass(frozen=True)
@@ -172,7 +167,7 @@ class Decoder:
             ConfigError: the style's completions do not start with the letters.
         """
         style = prompts.style_of(self.config.prompt)
-        sets = legal.letter_sets(question, self.config)
+        sets = letter_sets(question, self.config.generation.answer_sets)
         heads = [prompts.answer_head(question, letters, style) for letters in sets]
         several = len(sets) > len(question.options)
         after, field, _ = style.write.partition("{letters}")[2].partition("{")
@@ -224,7 +219,7 @@ class Decoder:
 
         def kind(item: Item) -> str:
             """Questions with the same key have the same legal answers."""
-            return " ".join(legal.letter_sets(item.question, self.config))
+            return " ".join(letter_sets(item.question, self.config.generation.answer_sets))
 
         for item in items:
             if (key := kind(item)) not in known:

@@ -1,15 +1,12 @@
 """The answers that a question allows, as token trees, and reading a decoder's scores along them with its cache."""
 
 import inspect
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from cmexam_tune.core.config import Config
-from cmexam_tune.core.schema import Question
 from cmexam_tune.models import cache
 from cmexam_tune.models.causal import left_padded
 from cmexam_tune.models.features import Ids
@@ -55,15 +52,6 @@ def tree(answers: Mapping[str, Ids]) -> tuple[Ids, Node]:
     for letters, row in answers.items():
         root.add(row[len(lead) :], letters)
     return lead, root
-
-
-def letter_sets(question: Question, config: Config) -> list[str]:
-    """Return the legal answers: single letters, or all sorted subsets, smaller ones first."""
-    sets = config.generation.answer_sets
-    several = sets == "multiple" or (sets == "kind" and question.kind == "multiple")
-    most = len(question.options) if several else 1
-    chosen = (itertools.combinations(sorted(question.options), size) for size in range(1, most + 1))
-    return ["".join(letters) for size in chosen for letters in size]
 
 
 class Reader:

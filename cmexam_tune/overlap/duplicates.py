@@ -1,40 +1,32 @@
-"""Questions that occur more than once, in one file or in several, found without holding them in memory."""
+"""Questions that occur more than once, in one file or in several: equal stem and options, found by a fingerprint."""
 
 import hashlib
-import sqlite3
 import unicodedata
-from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 from cmexam_tune.core.schema import Question
 
 
 class Duplicates:
-    """A table of fingerprints in a temporary database file."""
+    """Fingerprints of the questions seen so far; of a question that is met again all places are kept."""
 
-    def __init__(self, path: Path) -> None:
-        self._base = sqlite3.connect(path, isolation_level=None)
-        self._base.executescript("PRAGMA journal_mode = OFF; CREATE TABLE seen (mark, file, id, answer); BEGIN")
-
-    def close(self) -> None:
-        """Close the database file."""
-        self._base.close()
+    def __init__(self) -> None:
+        self._first: dict[bytes, tuple[str, str, str | None]] = {}
+        self._again: dict[bytes, list[tuple[str, str, str | None]]] = {}
 
     def add(self, file: str, question: Question) -> None:
         """Remember one question of `file`."""
-        row = (fingerprint(question), file, question.id, question.answer)
-        self._base.execute("INSERT INTO seen VALUES (?, ?, ?, ?)", row)
+        mark = fingerprint(question)
+        place = (file, question.id, question.answer)
+        first = self._first.setdefault(mark, place)
+        if first is not place:
+            self._again.setdefault(mark, [first]).append(place)
 
     def groups(self) -> list[dict[str, Any]]:
         """Return every group of two or more as the report lists it, in the order of their first ids."""
-        rows = self._base.execute(
-            "SELECT mark, file, id, answer FROM seen WHERE mark IN "
-            "(SELECT mark FROM seen GROUP BY mark HAVING COUNT(*) > 1) ORDER BY mark, rowid"
-        )
         found = []
-        for _, members in groupby(rows, key=lambda row: row[0]):
-            _, files, ids, answers = zip(*members, strict=True)
+        for members in self._again.values():
+            files, ids, answers = zip(*members, strict=True)
             conflict = len({answer for answer in answers if answer is not None}) > 1
             found.append({"ids": list(ids), "files": sorted(set(files)), "conflicting_answers": conflict})
         return sorted(found, key=lambda group: group["ids"])
@@ -42,6 +34,6 @@ class Duplicates:
 
 def fingerprint(question: Question) -> bytes:
     """Return 16 bytes that are equal for equal stem and options, up to white space, width and case."""
-    text = "\n".join([question.stem, *question.options.values()])
-    plain = "\n".join("".join(part.split()) for part in unicodedata.normalize("NFKC", text).lower().split("\n"))
+    text = "\0".join([question.stem, *question.options.values()])
+    plain = "".join(unicodedata.normalize("NFKC", text).lower().split())
     return hashlib.blake2b(plain.encode(), digest_size=16).digest()

@@ -53,6 +53,8 @@ def load(source: Source) -> Loaded:
         family: Any = variants.load("families", source.config.model.family)
         loaded = family.load(source.config.model, device=device())
     model: Any = loaded.model
+    if model is None:  # behind an address
+        return loaded
     return merging.merged(Loaded(model.to(device()).eval(), loaded.tokenizer))
 
 

@@ -5,7 +5,7 @@ in `styles.py`, the words of a question; `asked.py` puts examples before them (`
 order (`order.py`); `templates.py` is what a model's own format puts around them.
 """
 
-from cmexam_tune.prompts.asked import Asked, Asking, Dialogue
+from cmexam_tune.prompts.asked import Asked, Asking, Dialogue, plainly
 from cmexam_tune.prompts.shots import Shots
 from cmexam_tune.prompts.styles import (
     STYLES,
@@ -31,6 +31,7 @@ __all__ = [
     "Template",
     "Unrenderable",
     "answer_head",
+    "plainly",
     "prompt",
     "render",
     "shorten_stem",

@@ -1,10 +1,10 @@
 """What a model is asked: the words of a question, after what was said before them."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from cmexam_tune.core.config import PromptConfig
+from cmexam_tune.core.config import Config, PromptConfig
 from cmexam_tune.core.schema import Question, Turn
 from cmexam_tune.prompts import order
 from cmexam_tune.prompts.shots import Shots
@@ -44,6 +44,12 @@ class Asked:
     def dialogue(self, question: Question | None = None) -> Dialogue:
         """Return the prompt, with `question` in place of its own if one is given."""
         return Dialogue(self.words(question or self.question), self.turns, self.system, self.examples)
+
+
+def plainly(questions: Sequence[Question], config: Config) -> list[Asked]:
+    """Return the questions in the config's words, with nothing said before."""
+    style = style_of(config.prompt)
+    return [Asked(question, lambda shown: prompt(shown, style)) for question in questions]
 
 
 class Asking:

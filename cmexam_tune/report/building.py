@@ -1,48 +1,52 @@
-"""The report of an evaluation: built once, written as JSON, Markdown, HTML and LaTeX."""
+"""The report of an evaluation: every number that its pages show, computed once."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cache
-from pathlib import Path
 from typing import Any
 
-import yaml
-
 from cmexam_tune import profiles
-from cmexam_tune.core.errors import UserError
-from cmexam_tune.core.files import atomic_write, check_output
 from cmexam_tune.core.schema import Report, Scores
-from cmexam_tune.core.variants import suggest
 from cmexam_tune.profiles import Profile
-from cmexam_tune.report import page, tables
+from cmexam_tune.report.published import Published
 from cmexam_tune.scoring import baselines, breakdowns, comparison, grading
+from cmexam_tune.scoring.comparison import Comparison, Spread
 from cmexam_tune.scoring.grading import Graded
+
+_OPTIONAL = ("runs", "summary", "agreement", "comparison", "profiles")
 
 
 @dataclass(frozen=True)
 class FullReport(Report):
-    """A report with everything its pages show; each further field is one more key of report.json."""
+    """A report with everything its pages show; each field is one key of report.json."""
 
+    name: str = "this run"
     intervals: Mapping[str, list[float]] = field(default_factory=dict)
     """Bootstrap 95% intervals of the text metrics."""
     baselines: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    tables: tuple[breakdowns.Table, ...] = ()
-    by_length: list[dict[str, Any]] = field(default_factory=list)
+    tables: tuple[breakdowns.Breakdown, ...] = ()
+    by_length: Sequence[Mapping[str, Any]] = ()
     confusion: Mapping[str, Any] = field(default_factory=dict)
-    published: Mapping[str, Any] | None = None
+    published: Published | None = None
+    runs: Mapping[str, Scores] = field(default_factory=dict)
+    """Several runs, the first of them is the one that the other fields are about."""
+    summary: Mapping[str, Spread] = field(default_factory=dict)
+    agreement: Mapping[str, float] = field(default_factory=dict)
+    """`first | second` -> share in percent of questions with the same readable answer."""
+    comparison: Comparison | None = None
+    profiles: Mapping[str, Scores] = field(default_factory=dict)
+    """The same outputs by every profile."""
 
-
-@cache
-def published_numbers() -> dict[str, Any]:
-    """Return the published reference numbers by exam: `cmexam`, `cmb`."""
-    path = Path(__file__).resolve().parents[1] / "paper" / "published.yaml"
-    loaded: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
-    return loaded
+    def to_dict(self) -> dict[str, Any]:
+        """Return what report.json holds; sections that were not asked for are left out."""
+        return {key: value for key, value in asdict(self).items() if value or key not in _OPTIONAL}
 
 
 def build(
-    graded: Sequence[Graded], profile: str | Profile, provenance: Mapping[str, Any], published: str | None = None
+    graded: Sequence[Graded],
+    profile: str | Profile,
+    provenance: Mapping[str, Any],
+    name: str = "this run",
+    published: Published | None = None,
 ) -> FullReport:
     """Return the report of one run.
 
@@ -50,17 +54,10 @@ def build(
         graded: What `grading.grade` returned, all questions.
         profile: The profile it was graded by.
         provenance: What was scored and how it was made, taken over as it is.
-        published: Exam whose published numbers are shown beside the run: `cmexam` or `cmb`.
-
-    Raises:
-        UserError: nothing is published under that name.
+        name: What the run is called.
+        published: Published numbers to show beside it.
     """
     rules = profiles.get(profile) if isinstance(profile, str) else profile
-    numbers = published_numbers()
-    if published is not None and published not in numbers:
-        raise UserError(
-            f"published numbers of {published!r} are unknown{suggest(published, numbers)}; known: {', '.join(numbers)}."
-        )
 
     def score(some: Sequence[Graded]) -> Scores:
         return grading.score(some, rules)
@@ -76,50 +73,6 @@ def build(
         tables=breakdowns.tables(graded, facets, score),
         by_length=breakdowns.by_length(graded, score),
         confusion=breakdowns.confusion(graded),
-        published=numbers[published] if published else None,
+        name=name,
+        published=published,
     )
-
-
-def as_object(report: Report, compared: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return what report.json holds; `compared` adds its keys (`comparison`, `runs`, `profiles`, ...)."""
-    return {**asdict(report), **(compared or {})}
-
-
-def write(
-    report: FullReport,
-    graded: Sequence[Graded],
-    out: str | Path,
-    overwrite: bool = False,
-    latex: bool = False,
-    compared: Mapping[str, Any] | None = None,
-) -> list[Path]:
-    """Write report.json, report.md, report.html and with `latex` report.tex to the folder `out`.
-
-    Args:
-        report: What `build` returned.
-        graded: The questions and predictions of the error browser.
-        out: Folder, made where it is missing.
-        overwrite: Replace reports that lie there.
-        latex: Also write tables for a paper.
-        compared: Optional further sections: `comparison` (what `comparison.compare` returned, with `name`), `runs`
-            ({name: scores}), `summary` (`comparison.summarise`), `agreement`, `profiles` ({name: scores}).
-
-    Returns:
-        The files written.
-
-    Raises:
-        UserError: a report is there and `overwrite` is false.
-    """
-    value = as_object(report, compared)
-    texts = {
-        "report.json": json.dumps(value, ensure_ascii=False, indent=2) + "\n",
-        "report.md": tables.markdown(value),
-        "report.html": page.page(value, graded),
-    }
-    if latex:
-        texts["report.tex"] = tables.latex(value)
-    paths = [check_output(Path(out) / name, overwrite) for name in texts]
-    for path, text in zip(paths, texts.values(), strict=True):
-        with atomic_write(path) as handle:
-            handle.write(text)
-    return paths

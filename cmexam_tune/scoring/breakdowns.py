@@ -77,7 +77,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Table:
+class Breakdown:
     """One breakdown."""
 
     facet: str
@@ -128,12 +128,14 @@ def by_facet(graded: Iterable["Graded"], score: Scorer) -> dict[str, dict[str, S
     }
 
 
-def tables(graded: Sequence["Graded"], scores: Mapping[str, Mapping[str, Scores]], score: Scorer) -> tuple[Table, ...]:
+def tables(
+    graded: Sequence["Graded"], scores: Mapping[str, Mapping[str, Scores]], score: Scorer
+) -> tuple[Breakdown, ...]:
     """Return one table for each facet of `scores` (what `by_facet` returned for the same questions)."""
     return tuple(_table(facet, graded, scores[facet], score) for facet in scores)
 
 
-def _table(facet: str, graded: Sequence["Graded"], scores: Mapping[str, Scores], score: Scorer) -> Table:
+def _table(facet: str, graded: Sequence["Graded"], scores: Mapping[str, Scores], score: Scorer) -> Breakdown:
     definition = define(facet)
     spellings: dict[Name, list[str]] = defaultdict(list)
     for value in scores:
@@ -149,7 +151,7 @@ def _table(facet: str, graded: Sequence["Graded"], scores: Mapping[str, Scores],
     # A cell without published answers, or without one readable output where the profile drops those, has no accuracy.
     known = [accuracy for cell in cells if isinstance(accuracy := cell.scores["accuracy"], int | float)]
     macro = fmean(known) if definition.macro and known else None
-    return Table(facet, definition.zh, definition.source, definition.minimum, tuple(cells), macro)
+    return Breakdown(facet, definition.zh, definition.source, definition.minimum, tuple(cells), macro)
 
 
 def _count(scores: Scores) -> int:

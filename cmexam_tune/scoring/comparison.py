@@ -1,18 +1,43 @@
 """Runs beside each other: several seeds as mean and deviation, two runs question by question."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
 
 from cmexam_tune.core.schema import Scores
 from cmexam_tune.metrics import significance
+from cmexam_tune.metrics.significance import Paired
 from cmexam_tune.metrics.text_metrics import TEXT, corpus_scores, rows_of
 from cmexam_tune.scoring.grading import Graded
 
-if TYPE_CHECKING:
-    pass
-
 SUMMARY = ("accuracy", "weighted_f1", *TEXT)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two runs on the same questions, those whose answer is published."""
+
+    name: str
+    """Of the run that is compared with."""
+    n: int
+    both: int
+    """Questions right in both runs."""
+    neither: int
+    gained: tuple[str, ...]
+    """Ids of the questions that became right."""
+    lost: tuple[str, ...]
+    mcnemar_p: float
+    metrics: Mapping[str, Paired]
+    """The run minus the other one, in percent."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """One metric over several runs."""
+
+    mean: float
+    std: float | None
+    """Sample standard deviation; None of a single run."""
+    runs: int
 
 
 def text_intervals(graded: Sequence[Graded], smoothing: str) -> dict[str, list[float]]:
@@ -24,49 +49,51 @@ def text_intervals(graded: Sequence[Graded], smoothing: str) -> dict[str, list[f
     return {name: list(interval) for name, interval in zip(TEXT, found, strict=False)}
 
 
-def compare(first: Sequence[Graded], second: Sequence[Graded], smoothing: str = "exp") -> dict[str, Any]:
-    """Return the paired comparison of `first` (the baseline) and `second` (the run) on the same questions.
+def compare(
+    first: Sequence[Graded], second: Sequence[Graded], smoothing: str = "exp", name: str = "the baseline"
+) -> Comparison:
+    """Return the paired comparison of `first`, the baseline called `name`, and `second`, the run.
 
-    The result holds counts of questions right in both, one or none of the runs, the exact McNemar p-value, for each
-    metric the difference second - first with its paired-bootstrap 95% interval and p-value, and the ids that flipped.
+    The metrics are differences second - first with their paired-bootstrap 95% intervals and p-values.
     """
     import numpy as np
 
     pairs = [(a, b) for a, b in zip(first, second, strict=True) if a.question.answer]
-    gained = [b.question.id for a, b in pairs if b.correct and not a.correct]
-    lost = [b.question.id for a, b in pairs if a.correct and not b.correct]
+    gained = tuple(b.question.id for a, b in pairs if b.correct and not a.correct)
+    lost = tuple(b.question.id for a, b in pairs if a.correct and not b.correct)
     both = sum(a.correct and b.correct for a, b in pairs)
-    result: dict[str, Any] = {
-        "n": len(pairs),
-        "both": both,
-        "neither": len(pairs) - both - len(gained) - len(lost),
-        "gained": gained,
-        "lost": lost,
-        "mcnemar_p": significance.mcnemar(len(lost), len(gained)),
-        "metrics": {},
-    }
+    metrics: dict[str, Paired] = {}
     if pairs:
         right = np.array([[a.correct, b.correct] for a, b in pairs], dtype=np.float64)
         ones = np.ones(len(pairs))
         rows = [np.stack([right[:, i], ones], axis=1) for i in (0, 1)]
-        (accuracy,) = significance.paired_bootstrap(rows[0], rows[1], lambda sums: 100 * sums[:, :1] / sums[:, 1:])
-        result["metrics"]["accuracy"] = asdict(accuracy)
+        (metrics["accuracy"],) = significance.paired_bootstrap(
+            rows[0], rows[1], lambda sums: 100 * sums[:, :1] / sums[:, 1:]
+        )
     written = [(a, b) for a, b in zip(first, second, strict=True) if a.text and b.text]
     if written:
         rows = [rows_of(text for pair in written if (text := pair[i].text)) for i in (0, 1)]
         found = significance.paired_bootstrap(rows[0], rows[1], lambda sums: corpus_scores(sums, smoothing))
-        result["metrics"] |= {name: asdict(one) for name, one in zip(TEXT, found, strict=False)}
-    return result
+        metrics |= dict(zip(TEXT, found, strict=False))
+    return Comparison(
+        name=name,
+        n=len(pairs),
+        both=both,
+        neither=len(pairs) - both - len(gained) - len(lost),
+        gained=gained,
+        lost=lost,
+        mcnemar_p=significance.mcnemar(len(lost), len(gained)),
+        metrics=metrics,
+    )
 
 
-def summarise(runs: Mapping[str, Scores]) -> dict[str, dict[str, Any]]:
-    """Return {metric: {"mean":, "std":, "runs":}} of several runs or seeds; metrics that a run lacks are left out."""
+def summarise(runs: Mapping[str, Scores]) -> dict[str, Spread]:
+    """Return mean and deviation of each metric over several runs or seeds; metrics that a run lacks are left out."""
     table = {}
     for name in SUMMARY:
         values = [value for scores in runs.values() if isinstance(value := scores.get(name), int | float)]
         if len(values) == len(runs) and values:
-            mean, std = significance.mean_std(values)
-            table[name] = {"mean": mean, "std": std, "runs": len(values)}
+            table[name] = Spread(*significance.mean_std(values), len(values))
     return table
 
 

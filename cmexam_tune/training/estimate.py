@@ -2,16 +2,18 @@
 
 import dataclasses
 import math
+import tempfile
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from cmexam_tune.batching import encoding
-from cmexam_tune.batching.data import Data, rows
+from cmexam_tune.batching.data import Data, encoded_questions
+from cmexam_tune.batching.questions import QuestionFiles
 from cmexam_tune.core.config import Config
-from cmexam_tune.core.schema import Question
 from cmexam_tune.families import Loaded
 from cmexam_tune.runfolder import runs
 from cmexam_tune.training import arguments, precision
@@ -55,7 +57,7 @@ class Estimate:
         )
 
 
-def dry_run(config: Config, questions: list[Question]) -> Estimate:
+def dry_run(config: Config, questions: QuestionFiles) -> Estimate:
     """Estimate what `train` will need; reads the model's config and tokenizer, never its weights.
 
     Raises:
@@ -67,14 +69,15 @@ def dry_run(config: Config, questions: list[Question]) -> Estimate:
     loaded = family.load(dataclasses.replace(config.model, adapter_name_or_path=None), questions, device="meta")
     with torch.device("meta"):
         model: Any = method.attach(loaded.model, family, config.tuning.settings)
-    encoded = encoding.whole(config, family, loaded, questions)
-    data = Data(rows(family, Loaded(model, loaded.tokenizer), encoded), arguments.layout(config, world))
+    with tempfile.TemporaryDirectory() as cache:
+        samples = encoding.encode(config, family, loaded, questions, Path(cache))
+    data = Data(encoded_questions(family, Loaded(model, loaded.tokenizer), samples), arguments.layout(config, world))
     given = config.training.arguments
     epochs = float(given.get("num_train_epochs", 3))
     planned = len(data.sampler(0, world))
     steps = int(given.get("max_steps", -1))
     steps = steps if steps > 0 else math.ceil(planned * epochs)
-    tokens = round(sum(data.lengths) * steps / planned)
+    tokens = round(sum(data.train.lengths) * steps / planned)
     return Estimate(
         parameters=sum(p.numel() for p in model.parameters()),
         trainable=sum(p.numel() for p in model.parameters() if p.requires_grad),
@@ -84,7 +87,7 @@ def dry_run(config: Config, questions: list[Question]) -> Estimate:
         hours=seconds(config, model, tokens) / world / 3600,
         memory=memory(config, model, data, world),
         processes=world,
-        truncation=encoding.table(encoded.truncation, config),
+        truncation=encoding.table(samples.truncation, config),
     )
 
 
@@ -148,8 +151,8 @@ def activations(config: Config, model: Any, data: Data) -> int:
     hidden = int(shape.hidden_size)
     inner = int(getattr(shape, "intermediate_size", None) or getattr(shape, "ffn_hidden_size", None) or 4 * hidden)
     layout = data.layout
-    widest = max(data.lengths) * min(layout.micro_batch, layout.global_batch)
-    slots = max(max(data.lengths), min(widest, layout.max_tokens or widest))
+    widest = max(data.train.lengths) * min(layout.micro_batch, layout.global_batch)
+    slots = max(max(data.train.lengths), min(widest, layout.max_tokens or widest))
     block = 12 * hidden + 4 * inner
     layers = int(shape.num_hidden_layers)
     kept = layers * hidden + block if checkpointing(config) else layers * block

@@ -9,7 +9,7 @@ from typing import Any
 import numpy
 import torch
 
-from cmexam_tune.batching.batches import Plan, length, spread
+from cmexam_tune.batching.batches import Plan, spread
 from cmexam_tune.training import processes
 from cmexam_tune.training.trainer import StepTrainer
 
@@ -48,13 +48,12 @@ class ExamTrainer(StepTrainer):
         return metrics
 
     def validation_loss(self) -> float:
-        """Return the mean loss over all labels (or, for classifiers, all questions) of the validation rows."""
-        rows, args = self.data.validation, self.args
-        assert rows is not None
-        lengths = [length(row) for row in rows.rows]
+        """Return the mean loss over all labels (or, for classifiers, all questions) of the validation questions."""
+        held_out, args = self.data.validation, self.args
+        assert held_out is not None
         whole = self.data.evaluation_layout(args.per_device_eval_batch_size)
-        mine = spread(range(len(rows)), lengths, whole, args.world_size)[args.process_index]
-        batch = rows[Plan(mine, sum(rows.weights))]
+        mine = spread(range(len(held_out)), held_out.lengths, whole, args.world_size)[args.process_index]
+        batch = held_out[Plan(mine, sum(held_out.weights))]
         summed = 0.0
         for micro, weight in zip(batch.micro, batch.weights, strict=True):
             summed += float(self.loss_of(self.tuned, self._prepare_inputs(micro), (weight, batch.items)))

@@ -8,11 +8,11 @@ from typing import Any, cast
 from transformers import EarlyStoppingCallback, PrinterCallback, ProgressCallback, TrainingArguments, set_seed
 
 from cmexam_tune.batching import encoding
-from cmexam_tune.batching.data import Data, rows
+from cmexam_tune.batching.data import Data, encoded_questions
+from cmexam_tune.batching.questions import QuestionFiles
 from cmexam_tune.core import cli
 from cmexam_tune.core.config import Config
 from cmexam_tune.core.errors import ConfigError, first_line
-from cmexam_tune.core.schema import Question
 from cmexam_tune.families import Family, Loaded
 from cmexam_tune.models import checkpoint
 from cmexam_tune.runfolder import runs
@@ -22,7 +22,7 @@ from cmexam_tune.training.evaluation import ExamTrainer
 from cmexam_tune.tuning import Method
 
 
-def fit(run: runs.Run, train: list[Question], validation: list[Question]) -> runs.Run:
+def fit(run: runs.Run, train: QuestionFiles, validation: QuestionFiles) -> runs.Run:
     """Train the experiment of a run folder, from its newest whole checkpoint where there is one.
 
     Args:
@@ -73,7 +73,7 @@ def fit(run: runs.Run, train: list[Question], validation: list[Question]) -> run
     return _finish(run, trainer, method, dict(result.metrics))
 
 
-def _check_evaluation(args: TrainingArguments, config: Config, validation: list[Question]) -> None:
+def _check_evaluation(args: TrainingArguments, config: Config, validation: QuestionFiles) -> None:
     wants = [name for name, on in (("eval_strategy", args.eval_strategy != "no"), ("load_best_model_at_end",
              args.load_best_model_at_end)) if on]  # fmt: skip
     if config.training.early_stopping_patience is not None:
@@ -95,8 +95,8 @@ def _data(
     run: runs.Run,
     args: TrainingArguments,
     model: tuple[Family, Loaded],
-    train: list[Question],
-    validation: list[Question],
+    train: QuestionFiles,
+    validation: QuestionFiles,
 ) -> Data:
     config, (family, loaded) = run.config, model
     cache = Path(config.data.cache_dir) if config.data.cache_dir else run.path / "cache"
@@ -104,16 +104,16 @@ def _data(
     with args.main_process_first(desc="encoding"):
         encoded = encoding.encode(config, family, loaded, train, cache)
         held_out = encoding.encode(config, family, loaded, validation, cache) if validation else None
-    ready = rows(family, loaded, encoded)
     if family.task == "generate":
-        guards.check_rows([(str(row["question_id"]), w) for row, w in zip(ready.rows, ready.weights, strict=True)])
+        empty = encoded.table.select([i for i, labels in enumerate(encoded.weights) if not labels])
+        guards.check_rows([(name, 0) for name in empty["question_id"]])
     if args.process_index == 0:
         cli.note(encoding.table(encoded.truncation, config))
     return Data(
-        ready,
+        encoded_questions(family, loaded, encoded),
         arguments_of.layout(config, args.world_size),
-        rows(family, loaded, held_out) if held_out else None,
-        validation,
+        encoded_questions(family, loaded, held_out) if held_out else None,
+        list(validation),
     )
 
 

@@ -79,9 +79,13 @@ class ModelConfig:
     """The base model."""
 
     family: str
-    """llama (any decoder of transformers), chatglm or bert: a file in `cmexam_tune/families/`."""
+    """llama (any decoder of transformers), chatglm, bert or endpoint: a file in `cmexam_tune/families/`."""
     model_name_or_path: str
-    """Folder of the checkpoint, or its name on the model hub."""
+    """Folder of the checkpoint, or its name on the model hub; endpoint: its name at the address."""
+    base_url: str | None = None
+    """endpoint only: where the server listens, for example `http://127.0.0.1:8000/v1`."""
+    api_key_env: str | None = None
+    """endpoint only: name of the environment variable that holds the key; the key itself stands in no file."""
     adapter_name_or_path: str | None = None
     """PEFT adapter that is merged into the base before tuning (Alpaca and Huatuo are adapters on LLaMA)."""
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
@@ -139,6 +143,17 @@ class GenerationConfig:
     """Outputs for each question, of which the majority is the answer; more than one needs `do_sample: true`."""
     seed: int = 0
     """Of sampling: the same seed gives the same outputs, in any batch, after any interruption."""
+    concurrency: int = 16
+    """endpoint only: requests that are under way at once."""
+    requests_per_minute: float | None = None
+    """endpoint only: upper bound of requests sent, repeated ones included."""
+    timeout: float = 300.0
+    """endpoint only: seconds that a request may take."""
+    max_retries: int = 8
+    """endpoint only: how often a request is repeated after 429, 5xx or a broken connection, with growing pauses."""
+    extra_body: Mapping[str, Any] = field(default_factory=dict)
+    """endpoint only: fields that are sent with every request as they are, for example `{reasoning_effort: low}`."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuse several outputs that would all be the same."""
@@ -149,8 +164,6 @@ class GenerationConfig:
                 f"votes: {self.votes} outputs would all be the same. Add generation.mode=generate and "
                 "generation.do_sample=true (and for example generation.temperature=0.7)"
             )
-
-    arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@
 """
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +22,7 @@ from cmexam_tune.families.chatglm.prefix import attach_authors_prefix
 from cmexam_tune.families.chatglm.tokenization import ChatGLM2Tokenizer, ChatGLMTokenizer, SentencePieceTokenizer
 from cmexam_tune.models import causal, checkpoint
 from cmexam_tune.models.causal import Codec
-from cmexam_tune.models.decode import Decoder, plainly
+from cmexam_tune.models.decode import Decoder
 from cmexam_tune.models.features import Encoded, Ids
 from cmexam_tune.prompts import Dialogue
 
@@ -33,7 +33,7 @@ lora_targets: tuple[str, ...] = ("query_key_value",)
 prefix_shifts_positions = False
 
 
-def load(model: ModelConfig, questions: Sequence[Question] | None = None, device: str = "cpu") -> Loaded:
+def load(model: ModelConfig, questions: Iterable[Question] | None = None, device: str = "cpu") -> Loaded:
     """Load a ChatGLM, or a GLM-4 in transformers' own layout.
 
     `model.adapter_name_or_path` is a PEFT adapter, which is merged, or a P-tuning checkpoint of the ChatGLM authors,
@@ -126,4 +126,4 @@ def decoder(loaded: Loaded, config: Config) -> Decoder:
 
 def answer(loaded: Loaded, questions: Sequence[Question], config: Config) -> Iterator[Prediction]:
     """Yield one prediction for each question; see `Decoder.answer`."""
-    return decoder(loaded, config).answer(plainly(questions, config))
+    return decoder(loaded, config).answer(prompts.plainly(questions, config))

@@ -1,0 +1,279 @@
+"""A map of column names is an exam: which columns hold stem, options, answer, and how they are written."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from cmexam_tune.core.errors import ConfigError, DataError
+from cmexam_tune.core.schema import Question
+from cmexam_tune.core.strict import Problems, build
+from cmexam_tune.exams import _tables
+from cmexam_tune.exams._cells import NO_ANSWER, Cells, Unreadable, check_answer, tell
+from cmexam_tune.exams._columns import Columns, Found
+from cmexam_tune.exams._rows import Reporter, RowReport
+
+Kind = Literal["single", "multiple"]
+Names = tuple[str, ...]
+_USUAL = ("单项选择题", "多项选择题")
+_SINGLE = ("单项", "单选", "A1", "A2", "A3", "A4", "A型", "B1", "B型", "C型", "最佳选择", "配伍")
+_MULTIPLE = ("多项", "多选", "X型")
+
+
+@dataclass(frozen=True)
+class Fields:
+    """Which columns an exam's questions are in. Each field lists names that the column has in different copies.
+
+    Case, spaces, `_` and `-` in names do not matter. `#2` is the second column, `#-1` the last; `A..E` stands for the
+    columns A, B, C, D, E, one for each option (`#2..#-2` likewise).
+    """
+
+    stem: Names
+    options: Names
+    answer: Names
+    answer_as: Literal["letters", "number", "index", "text"] = "letters"
+    """`number` counts options from 1, `index` from 0, `text` repeats the option's text."""
+    explanation: Names = ()
+    id: Names = ()
+    """The exam's own ids; without them a question is `<file stem>:<row>`."""
+    kind: Names = ()
+    """What the paper prints about the number of answers; other texts than the two usual become `question_type`."""
+    kinds: Mapping[str, Kind] = field(default_factory=dict)
+    """What texts of that column mean, beside 单项, 多项, A1, X型 and the like."""
+    case: Names = ()
+    """Text that several questions share: it is put before the stem and makes them one `group`."""
+    group: Names = ()
+    """Questions with the same text here belong together."""
+    facets: Mapping[str, Names] = field(default_factory=dict)
+    """Facet -> columns; `#file` is the name of the file, `#section` that of the sheet or of the array."""
+    ignore: Names = ()
+    """Columns that say nothing about the question; those named nowhere are reported."""
+    answers: Literal["required", "elsewhere", "unpublished"] = "required"
+    """`elsewhere`: files without the column are tests, joined with a file of answers; `unpublished`: an empty cell
+    means that too."""
+    source: str = ""
+    licence: str = ""
+
+    def columns(self) -> dict[str, Names]:
+        """Return every field and facet with its names."""
+        single = ("stem", "options", "answer", "explanation", "id", "kind", "case", "group")
+        return {name: getattr(self, name) for name in single} | {f"facet:{k}": v for k, v in self.facets.items()}
+
+
+@dataclass(frozen=True)
+class FieldsExam:
+    """An exam that is nothing but its map."""
+
+    fields: Fields
+    __doc__ = "Exam read by a map of its columns."
+
+    def read(
+        self, files: Sequence[Path], answers: Path | None = None, report: Reporter = lambda _: None
+    ) -> Iterator[Question]:
+        """Yield the questions of raw files one by one; see `read_questions`."""
+        yield from read_questions(self.fields, files, answers, report)
+
+
+def from_yaml(path: Path) -> FieldsExam:
+    """Return the exam that a YAML file of `Fields` describes.
+
+    Raises:
+        ConfigError: the file is not YAML, or names unknown fields.
+    """
+    import yaml
+
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+        raise ConfigError(f"{path}: not YAML that can be read ({error}).") from None
+    return FieldsExam(_build(values, str(path)))
+
+
+def parse_map(text: str, start: Fields | None = None) -> Fields:
+    """Return the map that `stem=题干,options=A..E,answer=答案,facet:科室=科室` says, over the one that it amends.
+
+    Other names of a column follow after `|`.
+
+    Raises:
+        ConfigError: an entry is no `field=column`, a field is unknown, or stem, options or answer are missing.
+    """
+    values: dict[str, Any] = {}
+    facets = dict(start.facets) if start else {}
+    for entry in filter(None, map(str.strip, text.split(","))):
+        name, equals, columns = (part.strip() for part in entry.partition("="))
+        if not (name and equals and columns):
+            raise ConfigError(f"--map: {entry!r} is no field=column, for example stem=题干 or facet:科室=科室.")
+        names = tuple(column.strip() for column in columns.split("|"))
+        if name.startswith("facet:"):
+            facets[name.removeprefix("facet:")] = names
+        else:
+            values[name] = names[0] if name in ("answer_as", "answers") else names
+    base = {name: getattr(start, name) for name in start.__dataclass_fields__} if start else {}
+    return _build({**base, **values, "facets": facets}, "--map")
+
+
+def _build(values: Any, where: str) -> Fields:
+    problems = Problems()
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{where}: fields with column names are needed, found {type(values).__name__}.")
+    values = dict(values)
+    for name in ("facets", "kinds"):
+        if isinstance(part := values.get(name), Mapping) and name == "facets":
+            values[name] = {str(k): (v,) if isinstance(v, str) else tuple(map(str, v or ())) for k, v in part.items()}
+    fields = build(Fields, values, "", problems)
+    if fields is None:
+        raise ConfigError(f"{where}: {'; '.join(problems)}.")
+    made: Fields = fields
+    return made
+
+
+def read_questions(
+    fields: Fields,
+    files: Sequence[Path],
+    answers: Path | None,
+    report: Reporter,
+    derive: Callable[[Path, Mapping[str, Any]], Callable[[Mapping[str, Any]], dict[str, str]]] | None = None,
+) -> Iterator[Question]:
+    """Yield the questions of files one by one; ids are the exam's own, else `<file stem>:<row>`.
+
+    Args:
+        fields: the map.
+        files: raw files.
+        answers: a file with id and answer, joined by id.
+        report: told about every row that is dropped or repaired, and about columns that nothing reads.
+        derive: gets a file and its first row, returns what makes further facets of a row.
+
+    Raises:
+        UserError: a file is missing or empty.
+        DataError: wrong columns, encoding or format, duplicate ids, or a file without a single readable question.
+    """
+    published = read_answers(answers) if answers is not None else None
+    for path in map(Path, files):
+        yield from _File(path, fields, published).questions(report, derive)
+
+
+class _File:
+    """One raw file: its columns, and the loop over its rows."""
+
+    def __init__(self, path: Path, fields: Fields, published: Mapping[str, str] | None) -> None:
+        self.path, self.stem, self.fields, self.published = path, path.stem, fields, published
+        self.columns = Columns(path, fields.columns(), fields.ignore)
+
+    def questions(self, report: Reporter, derive: Any) -> Iterator[Question]:
+        """Yield what can be read; report the rest."""
+        reasons, rows, kept = Counter[str](), dict[str, int](), 0
+        further: Callable[[Mapping[str, Any]], dict[str, str]] = lambda _: {}  # noqa: E731
+        for row, item in _tables.read(self.path):
+            found = self.columns.of(item)
+            if row == 1:
+                self.columns.check(item, ("stem", "options", *["answer"] * (self.fields.answers == "required")))
+                further = derive(self.path, item) if derive else further
+            for name in self.columns.unread_now():
+                report(RowReport(row, "unread", name))
+            name = self._id(row, item, found, rows)
+            cells = Cells()
+            try:
+                question = self._question(name, cells, item, found, further)
+            except Unreadable as error:
+                reasons[str(error)] += 1
+                report(RowReport(row, "dropped", str(error), _texts(item, found)))
+                continue
+            if cells.repairs:
+                tell(report, row, cells.repairs)
+            kept += 1
+            yield question
+        if not kept:
+            why = ", ".join(f"{reason} {count}" for reason, count in reasons.items()) or "it has no rows"
+            raise DataError(f"{self.path}: no question can be read ({why}).")
+
+    def _id(self, row: int, item: Mapping[str, Any], found: Found, rows: dict[str, int]) -> str:
+        if not (value := found.one("id", item)) and value != 0:
+            if self.published is not None:
+                raise DataError(f"{self.path}: item {row} has no id, --answers are joined by id.")
+            return f"{self.stem}:{row}"
+        name = str(value).strip()
+        if name in rows:
+            raise DataError(f"{self.path}: items {rows[name]} and {row} have the same id {name!r}. Each needs its own.")
+        rows[name] = row
+        return name
+
+    def _question(self, name: str, cells: Cells, item: Mapping[str, Any], found: Found, further: Any) -> Question:
+        if _tables.EXTRA_CELLS in item:
+            raise Unreadable("more cells than columns")
+        stem = cells.stem(found.one("stem", item))
+        answer_cell = found.one("answer", item)
+        answer = None if self.fields.answer_as != "letters" else self._answer(name, cells, answer_cell, found)
+        options = cells.options(found.options(item))
+        if self.fields.answer_as != "letters":
+            chosen = cells.chosen(answer_cell, options, self.fields.answer_as)
+            answer = self._answer(name, cells, chosen, found)
+        if answer is not None:
+            check_answer(answer, options)
+        facets = {facet: text for facet, column in found.facets if (text := cells.text(found.value(column, item)))}
+        kind = self._kind(cells.text(found.one("kind", item)), facets)
+        if case := cells.text(found.one("case", item)):
+            stem = stem if stem.startswith(case) else f"{case}\n{stem}"
+        if group := cells.text(found.one("group", item)) or case:
+            facets["group"] = group_label(group)
+        facets.update(further(item))
+        return Question(name, stem, options, answer, cells.text(found.one("explanation", item)), kind, facets)
+
+    def _kind(self, printed: str | None, facets: dict[str, str]) -> Kind | None:
+        if not printed:
+            return None
+        if printed not in _USUAL:
+            facets["question_type"] = printed
+        return self.fields.kinds.get(printed) or printed_kind(printed)
+
+    def _answer(self, name: str, cells: Cells, cell: Any, found: Found) -> str | None:
+        """Return the answer, None where it is unpublished."""
+        own = cells.answer(cell)
+        if self.published is not None:
+            joined = cells.answer(self.published.get(name))
+            if joined and own and joined != own:
+                raise Unreadable("answer differs from the file of answers")
+            own = joined or own
+        unpublished = self.fields.answers == "unpublished" or not found.has("answer")
+        if own is None and (self.published is not None or not unpublished):
+            raise Unreadable(NO_ANSWER)
+        return own
+
+
+@cache
+def printed_kind(printed: str) -> Kind | None:
+    """Return what an exam's question type says about the number of answers, None where it says nothing."""
+    if any(word in printed for word in _MULTIPLE):
+        return "multiple"
+    return "single" if any(word in printed for word in _SINGLE) else None
+
+
+def group_label(text: str) -> str:
+    """Return a short name for what questions share: equal for equal text, up to white space."""
+    from hashlib import blake2b
+
+    return blake2b("".join(text.split()).encode(), digest_size=6).hexdigest()
+
+
+def _texts(item: Mapping[str, Any], found: Found) -> dict[str, str]:
+    return {name: Cells().text(found.one(name, item)) or "" for name in ("stem", "answer", "explanation")}
+
+
+def read_answers(path: Path) -> dict[str, str]:
+    """Return id -> answer of a file of answers.
+
+    Raises:
+        DataError: an item has no id or no answer, an id is there twice, or there is none.
+    """
+    answers: dict[str, str] = {}
+    for row, item in _tables.read(path):
+        if missing := [name for name in ("id", "answer") if name not in item]:
+            raise DataError(f"{path}: item {row} has no {', '.join(missing)}; an answer needs id and answer.")
+        name = str(item["id"]).strip()
+        if name in answers:
+            raise DataError(f"{path}: item {row} repeats the id {name!r}. Each question has one answer.")
+        answers[name] = str(item["answer"] or "")
+    if not answers:
+        raise DataError(f"{path}: holds no answers.")
+    return answers

@@ -1,0 +1,96 @@
+"""The entries of the papers' tables: which recipe reproduces which of them. `entries.yaml` lies beside this file."""
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from cmexam_tune.core.errors import UserError
+from cmexam_tune.core.variants import suggest
+from cmexam_tune.paper import published
+
+ZERO_SHOT = "zeroshot_"
+METRICS = (
+    "accuracy", "accuracy_macro", "weighted_f1", "bleu1", "bleu4", "rouge1", "rouge2", "rougeL",
+)  # fmt: skip
+"""What the papers print of a model, as keys of report.json."""
+OF_ANSWERS = ("accuracy", "accuracy_macro", "weighted_f1")
+"""Those that come from the run that predicts answers; the others come from the one that explains."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One recipe and what it reproduces."""
+
+    recipe: str
+    """Name of the recipe without `.yaml`."""
+    paper: tuple[str, str] | None = None
+    """(exam, name in its table)."""
+    explain: tuple[str, ...] | None = None
+    """Overrides of a second run that writes explanations; None: one run serves both, or there are none."""
+    exam: str = "cmexam"
+    source: str | None = None
+    """Where weights that are on no hub come from."""
+    billions: float = 0.0
+    """Parameters of the model, for the time estimate."""
+    tokens: int = 0
+    """Tokens of a training question for this model's tokenizer, for the time estimate."""
+    questions: int = 54_497
+    """Training questions of the exam, for the time estimate."""
+    epochs: float | None = None
+    """Epochs where the recipe states steps, for the time estimate."""
+
+    @property
+    def title(self) -> str:
+        """The published name where there is one."""
+        return self.paper[1] if self.paper else self.recipe
+
+    @property
+    def trained(self) -> bool:
+        """Whether anything is trained; off-the-shelf rows only predict."""
+        return not self.recipe.startswith(ZERO_SHOT)
+
+    @property
+    def published(self) -> Mapping[str, float]:
+        """The published numbers as percentages; empty where there are none."""
+        found = published.line(*self.paper) if self.paper else None
+        return found.values if found else {}
+
+
+@functools.cache
+def known() -> Mapping[str, Entry]:
+    """Return every entry by the name of its recipe."""
+    found = {}
+    listed = yaml.safe_load(Path(__file__).with_name("entries.yaml").read_text(encoding="utf-8"))
+    for recipe, values in listed.items():
+        rest = {key: value for key, value in values.items() if key not in ("row", "explain")}
+        paper = tuple(values["row"]) if "row" in values else None
+        explain = tuple(values["explain"]) if "explain" in values else None
+        found[recipe] = Entry(recipe, paper, explain, **rest)
+    return found
+
+
+def find(name: str) -> Entry:
+    """Return the entry with that recipe or published name, or one without published numbers for any other YAML file.
+
+    Raises:
+        UserError: neither a row nor a file; the message suggests the nearest name.
+    """
+    entries = known()
+    if name.removesuffix(".yaml") in entries:
+        return entries[name.removesuffix(".yaml")]
+    for entry in entries.values():
+        if entry.paper and entry.paper[1] == name:
+            return entry
+    if Path(name).is_file():
+        return Entry(name)
+    titles = [entry.paper[1] for entry in entries.values() if entry.paper]
+    raise UserError(f"{name}: no such row{suggest(name, [*entries, *titles])}\nRows: {', '.join(entries)}")
+
+
+def order(names: Sequence[str]) -> list[str]:
+    """Return recipe names in the order of entries.yaml, unknown ones last."""
+    places = list(known())
+    return sorted(names, key=lambda name: (places.index(name) if name in places else len(places), name))

@@ -1,0 +1,164 @@
+"""The numbers that the papers print: the only reader of `published.yaml`, which lies beside this file."""
+
+import functools
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import yaml
+
+from cmexam_tune.core.errors import UserError
+from cmexam_tune.core.schema import Question
+from cmexam_tune.core.variants import suggest
+from cmexam_tune.report.published import FacetNumbers, Published
+
+SETTINGS = {"answer_only": "answer-only", "cot": "CoT"}
+_OF_MODELS = {"cmexam": ("table3",), "cmb": ("table3", "table4")}
+
+
+@dataclass(frozen=True)
+class PublishedLine:
+    """One printed line of a table: a model or a group of questions."""
+
+    name: str
+    values: Mapping[str, float]
+    """Key of the column -> what is printed; KEY_std is the printed ±."""
+    setting: str | None = None
+    """CMB: `answer_only` or `cot`; None where the paper does not say."""
+    shots: int = 0
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class PublishedTable:
+    """One table of a paper."""
+
+    title: str
+    """Paper, number and caption."""
+    columns: Mapping[str, str]
+    """Key -> heading as printed."""
+    lines: tuple[PublishedLine, ...]
+    facet: str | None = None
+    """Where the lines are groups of questions: by what."""
+    note: str = ""
+
+
+@functools.cache
+def _yaml() -> dict[str, Any]:
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    path = Path(__file__).with_name("published.yaml")
+    values: dict[str, Any] = yaml.load(path.read_text(encoding="utf-8"), loader)
+    return values
+
+
+@functools.cache
+def table(exam: str, name: str) -> PublishedTable:
+    """Return a table, for example `table("cmexam", "table3")`."""
+    values = _yaml()[exam][name]
+    lines = tuple(line for row in values["rows"] for line in _lines(row))
+    title = f"{_yaml()[exam]['source']}, Table {name.removeprefix('table')}: {values['caption']}"
+    return PublishedTable(title, values["columns"], lines, values.get("facet"), values.get("note", ""))
+
+
+def _lines(row: Mapping[str, Any]) -> Iterator[PublishedLine]:
+    """Yield the line of a row of the file, and the line of its three-shot numbers where there are any."""
+    note = row.get("note", "")
+    yield PublishedLine(row["name"], _numbers(row), row.get("setting"), 0, note)
+    if "few_shot" in row:
+        yield PublishedLine(row["name"], _numbers(row["few_shot"]), row.get("setting"), 3, note)
+
+
+def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    numbers = {key: float(value) for key, value in row.items() if isinstance(value, int | float) and key != "name"}
+    # CMB's average is the mean of its six categories; calling it accuracy would invite the wrong comparison.
+    return {"accuracy_macro" if key == "average" and "physician" in row else key: v for key, v in numbers.items()}
+
+
+def line(exam: str, name: str, setting: str = "answer_only", shots: int = 0) -> PublishedLine | None:
+    """Return what is printed for a model, by default answer-only and without examples; None where nothing is."""
+    for number in _OF_MODELS[exam]:
+        for one in table(exam, number).lines:
+            if one.name == name and one.setting in (setting, None) and one.shots == shots:
+                return one
+    return None
+
+
+def names() -> tuple[str, ...]:
+    """Return what `beside` knows: an exam, for CMB also with `-cot` and `-3shot`."""
+    return ("cmexam", "cmb", "cmb-3shot", "cmb-cot", "cmb-cot-3shot")
+
+
+def beside(name: str, questions: Sequence[Question]) -> Published:
+    """Return what a report of these questions shows beside the run.
+
+    Args:
+        name: one of `names()`: `cmexam`; `cmb` is its answer-only, zero-shot setting.
+        questions: What was scored; where these are not the paper's test questions, the numbers carry a caveat.
+
+    Raises:
+        UserError: nothing is published under that name.
+    """
+    if name not in names():
+        known = ", ".join(names())
+        raise UserError(f"published numbers of {name!r} are unknown{suggest(name, names())}; known: {known}.")
+    exam, *words = name.split("-")
+    return (_cmexam if exam == "cmexam" else _cmb)(_caveat(exam, questions), words)
+
+
+def _cmexam(caveat: str, _words: Sequence[str]) -> Published:
+    facets = []
+    for number in range(4, 9):
+        one = table("cmexam", f"table{number}")
+        cells = {
+            line.name: {heading: line.values[key] for key, heading in one.columns.items() if key != "average"}
+            for line in one.lines
+        }
+        facets.append(FacetNumbers(str(one.facet), one.title, cells))
+    overall = table("cmexam", "table3")
+    return Published(
+        source=overall.title,
+        of=_yaml()["cmexam"]["split"],
+        rows=tuple({"name": line.name, **line.values} for line in overall.lines),
+        facets=tuple(facets),
+        lengths=tuple(_yaml()["cmexam"]["figure3"]["higher_accuracy_between"]),
+        caveat=caveat,
+    )
+
+
+def _cmb(caveat: str, words: Sequence[str]) -> Published:
+    setting, shots = ("cot" if "cot" in words else "answer_only"), (3 if "3shot" in words else 0)
+    headings = {**_yaml()["cmb"]["categories"], "accuracy_macro": "accuracy_macro"}
+    rows = [
+        {"name": line.name, **{headings[key]: value for key, value in line.values.items() if key in headings}}
+        for number in _OF_MODELS["cmb"]
+        for line in table("cmb", number).lines
+        if line.setting in (setting, None) and line.shots == shots
+    ]
+    return Published(
+        source=f"{_yaml()['cmb']['source']}, Tables 3 and 4, {SETTINGS[setting]}, {shots or 'zero'}-shot",
+        of=_yaml()["cmb"]["split"],
+        rows=tuple(sorted(rows, key=lambda row: -row["accuracy_macro"])),
+        facet=_yaml()["cmb"]["facet"],
+        metric="accuracy_macro",
+        caveat=caveat,
+    )
+
+
+def _caveat(exam: str, questions: Sequence[Question]) -> str:
+    """Return why the published numbers are of other questions than these; empty where they are the same."""
+    theirs, split = _yaml()[exam]["questions"], _yaml()[exam]["split"]
+    if exam == "cmb":
+        classes = Counter(question.facets.get("exam_class") for question in questions)
+        same = len(classes) == theirs["classes"] and set(classes.values()) == {theirs["each"]}
+    else:
+        # Table 2 tells the splits apart; preprocessing may drop a few rows that it counts.
+        lengths = [len(question.stem) for question in questions]
+        same = (
+            0.999 * theirs["n"] <= len(lengths) <= theirs["n"]
+            and max(lengths) == theirs["longest"]
+            and abs(fmean(lengths) - theirs["mean"]) < 0.05
+        )
+    return "" if same else f"published numbers are of {split}, not of these {len(questions)} questions"

@@ -1,0 +1,166 @@
+"""What a report holds, as tables: one function for each."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cmexam_tune.core.schema import Scores
+from cmexam_tune.report.building import FullReport
+from cmexam_tune.report.headings import COLUMNS, cell, short
+from cmexam_tune.report.published import Published
+from cmexam_tune.report.table import Table, escape_markdown
+from cmexam_tune.scoring.breakdowns import Breakdown, Cell
+from cmexam_tune.scoring.comparison import Comparison
+
+BASELINES = {
+    "uniform_subset": "Random set of letters",
+    "uniform_single": "Random single letter",
+    "majority": "Most frequent answer",
+}
+LATEX_HEAD = "% \\usepackage{booktabs}; Chinese names need ctex or xeCJK.\n"
+
+
+def tables(report: FullReport) -> list[Table]:
+    """Return every table of a report, in its order."""
+    columns = _columns(report.overall)
+    return [
+        _scores("Overall", columns, {report.name: report.overall}),
+        *([intervals(report)] if report.intervals else []),
+        *([_scores("Runs", columns, report.runs)] if report.runs else []),
+        *([_scores("The same outputs by every profile", columns, report.profiles)] if report.profiles else []),
+        *([summary(report)] if report.summary else []),
+        *([agreement(report)] if report.agreement else []),
+        *([baselines(report)] if report.baselines else []),
+        *([published(report.published, report.overall)] if report.published else []),
+        *([comparison(report.comparison)] if report.comparison else []),
+        *(breakdown(one, columns, report.published) for one in report.tables),
+        by_length(report.by_length),
+    ]
+
+
+def headline(report: FullReport) -> Table:
+    """Return what the program prints: the run, or several runs or profiles beside each other."""
+    scores = report.runs or report.profiles or {report.name: report.overall}
+    return _scores("", COLUMNS, scores)
+
+
+def _columns(overall: Scores) -> tuple[str, ...]:
+    return tuple(key for key in COLUMNS if overall.get(key) is not None or key == "accuracy")
+
+
+def _scores(title: str, columns: Sequence[str], scores: Mapping[str, Scores]) -> Table:
+    columns = [key for key in columns if key == "accuracy" or any(one.get(key) is not None for one in scores.values())]
+    lines = tuple(_line(name, one, columns) for name, one in scores.items())
+    return Table(("", *map(short, columns)), lines, title)
+
+
+def _line(name: str, scores: Mapping[str, Any], columns: Sequence[str]) -> tuple[str, ...]:
+    return (name, *(cell(key, scores.get(key)) for key in columns))
+
+
+def intervals(report: FullReport) -> Table:
+    """Return the bootstrap intervals of the text metrics."""
+    return Table(
+        ("", *map(short, report.intervals)),
+        ((report.name, *(cell(key, value) for key, value in report.intervals.items())),),
+        "95% intervals of the text metrics (bootstrap)",
+    )
+
+
+def summary(report: FullReport) -> Table:
+    """Return mean and deviation over the runs."""
+    lines = tuple((short(k), cell(k, s.mean), cell(k, s.std), str(s.runs)) for k, s in report.summary.items())
+    return Table(("", "mean", "std", "runs"), lines, "Mean and deviation of the runs")
+
+
+def agreement(report: FullReport) -> Table:
+    """Return how often two runs gave the same readable answer."""
+    lines = tuple((pair, f"{share:.1f}") for pair, share in report.agreement.items())
+    return Table(("", "%"), lines, "Same readable answer")
+
+
+def baselines(report: FullReport) -> Table:
+    """Return what guessing scores."""
+    lines = tuple((BASELINES[name], cell("", one["expected"]), _spread(one)) for name, one in report.baselines.items())
+    return Table(("", "expected accuracy", "simulated"), lines, "Guessing on the same questions")
+
+
+def _spread(one: Mapping[str, Any]) -> str:
+    if "mean" not in one:
+        return f"always {one['answer']}"
+    return f"{one['mean']:.2f} ± {one['std']:.2f} ({one['seeds']} seeds)"
+
+
+def published(numbers: Published, overall: Scores) -> Table:
+    """Return the published models, the run above them."""
+    keys = [key for key in dict.fromkeys(key for row in numbers.rows for key in row) if _shown(key)]
+    own = tuple(cell(key, overall.get(key)) for key in keys)
+    lines = [(str(row["name"]), *(str(row.get(key, "-")) for key in keys)) for row in numbers.rows]
+    return Table(
+        ("", *map(short, keys)), (("this run", *own), *lines), f"Published: {numbers.source}", _warning(numbers)
+    )
+
+
+def _shown(key: str) -> bool:
+    return key != "name" and not key.endswith("_std")
+
+
+def _warning(numbers: Published) -> str:
+    return f"Not the same questions: {numbers.caveat}." if numbers.caveat else ""
+
+
+def comparison(found: Comparison) -> Table:
+    """Return the differences from another run."""
+    lines = tuple(
+        (short(name), f"{one.difference:+.2f}", f"{one.low:+.2f} to {one.high:+.2f}", f"{one.p_value:.4f}")
+        for name, one in found.metrics.items()
+    )
+    title = (
+        f"Against {found.name}: {len(found.gained)} questions newly right, {len(found.lost)} newly wrong, "
+        f"exact McNemar p = {found.mcnemar_p:.4g}"
+    )
+    return Table(("", "difference", "95% interval", "p (paired bootstrap)"), lines, title)
+
+
+def breakdown(one: Breakdown, columns: Sequence[str], numbers: Published | None) -> Table:
+    """Return the scores by the values of a facet, published accuracies of the same groups beside them."""
+    theirs = numbers.of_facet(one.facet) if numbers else None
+    models = tuple(dict.fromkeys(model for cells in theirs.cells.values() for model in cells)) if theirs else ()
+    lines = []
+    for group in one.cells:
+        beside = theirs.cells.get(group.name, {}) if theirs else {}
+        name = f"{label(group)}{' *' if group.small else ''}"
+        lines.append((*_line(name, group.scores, columns), *(cell("", beside.get(model)) for model in models)))
+    if one.macro_accuracy is not None:
+        lines.append((*_line("macro average", {"accuracy": one.macro_accuracy}, columns), *("-" for _ in models)))
+    notes = [f"* fewer than {one.minimum} questions"] if any(group.small for group in one.cells) else []
+    if theirs and numbers:
+        notes += [f"Columns with † are published: {theirs.source}", *filter(None, [_warning(numbers).rstrip(".")])]
+    title = f"{one.facet} {one.zh}" + (f", {one.source}" if one.source else "")
+    head = ("", *map(short, columns), *(f"{model} †" for model in models))
+    return Table(head, tuple(lines), title, ". ".join(notes))
+
+
+def label(one: Cell) -> str:
+    """Return abbreviation and Chinese name of a group."""
+    return one.name if one.name == one.zh else f"{one.name} {one.zh}"
+
+
+def by_length(bins: Sequence[Mapping[str, Any]]) -> Table:
+    """Return accuracy by the length of the question."""
+    lines = tuple(
+        (f"{b['from']}-{b['to'] or ''}", str(b["n"]), cell("", b["accuracy"]), cell("", b["accuracy_ci"])) for b in bins
+    )
+    return Table(("", "n", "Acc", "95% CI"), lines, "Accuracy by length of the question (characters)")
+
+
+def markdown(report: FullReport) -> str:
+    """Return report.md: every table, how each number was computed, and where it comes from."""
+    head = "Accuracy, F1, BLEU and ROUGE in percent; an unreadable output counts as the profile says.\n"
+    signatures = "".join(f"- {escape_markdown(k)}: {escape_markdown(str(v))}\n" for k, v in report.signature.items())
+    parts = ["# Evaluation report\n", head, *(one.markdown() for one in tables(report)), "## Signatures\n", signatures]
+    return "\n".join(parts)
+
+
+def latex(report: FullReport) -> str:
+    """Return report.tex: the tables for a paper."""
+    return LATEX_HEAD + "\n".join(one.latex() for one in tables(report))

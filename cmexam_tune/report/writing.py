@@ -1,0 +1,46 @@
+"""The files of a report: JSON, Markdown, HTML and LaTeX."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from cmexam_tune.core.files import atomic_write, check_output
+from cmexam_tune.report import page, sections
+from cmexam_tune.report.building import FullReport
+from cmexam_tune.scoring.grading import Graded
+
+NAMES = ("report.json", "report.md", "report.html", "report.tex")
+
+
+def write(
+    report: FullReport, graded: Sequence[Graded], out: str | Path, overwrite: bool = False, latex: bool = False
+) -> list[Path]:
+    """Write report.json, report.md, report.html and with `latex` report.tex to the folder `out`.
+
+    Args:
+        report: What `building.build` returned.
+        graded: The questions and predictions of the error browser.
+        out: Folder, made where it is missing.
+        overwrite: Replace reports that lie there.
+        latex: Also write tables for a paper.
+
+    Returns:
+        The files written.
+
+    Raises:
+        UserError: a report is there and `overwrite` is false.
+    """
+    texts = {
+        "report.json": json.dumps(report.to_dict(), ensure_ascii=False, indent=2) + "\n",
+        "report.md": sections.markdown(report),
+        "report.html": page.page(report, graded),
+    }
+    if latex:
+        texts["report.tex"] = sections.latex(report)
+    paths = [check_output(Path(out) / name, overwrite) for name in texts]
+    for path, text in zip(paths, texts.values(), strict=True):
+        with atomic_write(path) as handle:
+            handle.write(text)
+    for name in set(NAMES) - set(texts):
+        (Path(out) / name).unlink(missing_ok=True)  # of the report that was replaced
+    return paths

@@ -1,0 +1,69 @@
+"""Published numbers: the package's tables against the checked copy, and which questions they are of."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cmexam_tune.core.schema import Question
+from cmexam_tune.paper import published
+from cmexam_tune.scoring import breakdowns
+
+CHECKED = Path(__file__).resolve().parents[2] / "shared" / "research" / "published_tables.yaml"
+TABLES = [(exam, f"table{number}") for exam, last in (("cmexam", 8), ("cmb", 8)) for number in range(3, last + 1)]
+
+
+@pytest.mark.skipif(not CHECKED.exists(), reason="the checked tables are not here")
+@pytest.mark.parametrize(("exam", "name"), TABLES)
+def test_every_cell_equals_the_checked_copy(exam: str, name: str) -> None:
+    theirs = yaml.safe_load(CHECKED.read_text(encoding="utf-8"))[exam][name]["rows"]
+    ours = published.table(exam, name).lines
+    expected = [
+        (row["name"], row.get("setting"), shots, part)
+        for row in theirs
+        for shots, part in ((0, row), (3, row.get("few_shot")))
+        if part
+    ]
+    assert len(ours) == len(expected) >= 5
+    for line, (title, setting, shots, part) in zip(ours, expected, strict=True):
+        assert (line.name, line.setting, line.shots) == (title, setting, shots)
+        numbers = {key: value for key, value in part.items() if type(value) in (int, float) and key != "dataset_value"}
+        renamed = {
+            "accuracy_macro" if key == "average" and "physician" in part else key: value
+            for key, value in numbers.items()
+        }
+        assert line.values == renamed
+
+
+def test_every_group_of_the_paper_is_one_of_ours() -> None:
+    numbers = published.beside("cmexam", [Question("q", "题", {"A": "甲", "B": "乙"}, "A")])
+    assert len(numbers.facets) == 5 and len(numbers.rows) == 17
+    for facet in numbers.facets:
+        known = {one.name for one in breakdowns.define(facet.facet).values}
+        found = numbers.of_facet(facet.facet)
+        assert found is not None and set(found.cells) <= known and len(found.cells) == len(facet.cells), facet.facet
+
+
+def test_the_average_of_cmb_is_the_mean_of_its_categories() -> None:
+    """An identity of the paper; the few lines that break it say so."""
+    broken = 0
+    for name in ("table3", "table4"):
+        for line in published.table("cmb", name).lines:
+            values = dict(line.values)
+            average = values.pop("accuracy_macro")
+            values.pop("average_mean", None)
+            broken += abs(sum(values.values()) / 6 - average) > 0.2
+    assert broken == 6
+
+
+def test_other_questions_get_a_caveat() -> None:
+    few = [Question("q", "题", {"A": "甲", "B": "乙"}, "A")]
+    assert "not of these 1 questions" in published.beside("cmexam", few).caveat
+    assert "11200" in published.beside("cmb", few).caveat
+    classes = [one.zh for one in breakdowns.define("exam_class").values]
+    whole = [
+        Question(f"{name}:{i}", "题", {"A": "甲", "B": "乙"}, "A", facets={"exam_class": name})
+        for name in classes
+        for i in range(400)
+    ]
+    assert published.beside("cmb-cot-3shot", whole).caveat == ""

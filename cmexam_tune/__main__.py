@@ -13,6 +13,7 @@ from cmexam_tune.upstream.translation import Script
 
 PROGRAMS = {
     "preprocess": "raw exam files into questions and prompts",
+    "check": "duplicates, overlap with tests and suspicious questions",
     "stats": "Table 2 of the CMExam paper for any question files",
     "train": "tune a model by a recipe",
     "predict": "let a tuned or off-the-shelf model answer questions",

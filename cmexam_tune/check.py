@@ -1,0 +1,117 @@
+"""Duplicates, overlap with tests and suspicious answers in question files, and files without them."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from cmexam_tune.core import cli, files, jsonl
+from cmexam_tune.core.errors import UserError
+from cmexam_tune.overlap.checking import DEFAULT_DROP, REASONS, Checked, check_files, check_reasons, names_of
+
+EPILOG = f"""writes to DIR, and changes nothing else:
+  check.json, check.md, check.html     counts, every finding, the pairs side by side with their differences marked
+  <stem>.clean.questions.jsonl         for each of --questions: what may be trained on
+  <stem>.overlap.jsonl                 each pair with its score and reason; `evaluate --overlap` reads it
+
+--questions is what you train on, --against the tests and whatever else must not be in it. Near duplicates are found by
+MinHash over character 5-grams of stem and sorted options (128 permutations), then compared exactly: Jaccard similarity
+from 0.7 on is a duplicate, from 0.5 to 0.7 a person has to judge (listed as `similar`, not dropped). Matching questions
+share all options and differ in a word of the stem: where their answers differ too, they are listed as `sibling`.
+
+reasons for --drop: {", ".join(REASONS)}
+`exact`, `near`, `stem` and `case` drop what is in a file held against; `duplicate` drops repetitions within --questions
+(the first stays); `contradiction` drops both of two questions that differ in the answer only.
+
+examples:
+  cmexam-tune check --questions train.questions.jsonl --against val.questions.jsonl test.questions.jsonl --out checked
+  cmexam-tune check --questions cmb.questions.jsonl --against test.questions.jsonl --drop exact,near,mojibake --out c
+"""
+
+
+def check(
+    questions: Sequence[str | Path],
+    against: Sequence[str | Path] = (),
+    out: str | Path | None = None,
+    *,
+    drop: Sequence[str] = DEFAULT_DROP,
+    overwrite: bool = False,
+) -> Checked:
+    """Check question files, and write what was found to the folder `out` where one is given.
+
+    Args:
+        questions: files to check, for example those to train on.
+        against: files whose questions must not be among them, for example the tests.
+        out: folder to write to.
+        drop: reasons to leave a question out of `<stem>.clean.questions.jsonl`.
+        overwrite: replace files of an earlier call.
+
+    Raises:
+        UserError: a file is missing or empty, two have one name, or an output exists and `overwrite` is false.
+        ConfigError: an unknown reason.
+    """
+    check_reasons(drop)
+    asked, held = [files.check_input(path) for path in questions], [files.check_input(path) for path in against]
+    names = names_of([*asked, *held])
+    targets = [] if out is None else _targets(Path(out), list(names)[: len(asked)], overwrite)
+    if taken := {path.resolve() for path in targets} & {path.resolve() for path in names.values()}:
+        raise UserError(f"{taken.pop()}: would be replaced by the result of its own check. Choose another --out.")
+    result = check_files(asked, held, drop)
+    if out is not None:
+        _write(result, names, Path(out))
+    return result
+
+
+def _targets(out: Path, names: Sequence[str], overwrite: bool) -> list[Path]:
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out}: is a file, --out needs a folder.")
+    each = [f"{name}.{part}" for name in names for part in ("clean.questions.jsonl", "overlap.jsonl")]
+    return [files.check_output(out / name, overwrite) for name in (*each, "check.json", "check.md", "check.html")]
+
+
+def _write(result: Checked, paths: dict[str, Path], out: Path) -> None:
+    from cmexam_tune.overlap import page
+
+    for name in result.questions:
+        with files.atomic_write(out / f"{name}.clean.questions.jsonl") as handle:
+            dropped = result.dropped[name]
+            for line, value in jsonl.read_objects(paths[name]):
+                if line not in dropped:
+                    handle.write(jsonl.dumps(value) + "\n")
+        with files.atomic_write(out / f"{name}.overlap.jsonl") as handle:
+            for one in result.overlaps:
+                if one.file == name:
+                    handle.write(jsonl.dumps(asdict(one)) + "\n")
+    texts = {
+        "check.json": json.dumps(result.to_dict(), ensure_ascii=False, indent=1) + "\n",
+        "check.md": page.markdown(result),
+        "check.html": page.page(result, paths),
+    }
+    for name, text in texts.items():
+        with files.atomic_write(out / name) as handle:
+            handle.write(text)
+
+
+def main(argv: Sequence[str]) -> int | None:
+    """Run `cmexam-tune check`."""
+    parser = cli.Parser("check", "Find duplicates, overlap with tests, and suspicious questions.", EPILOG)
+    parser.add_argument("--questions", nargs="+", required=True, metavar="FILE", help="question files to check")
+    parser.add_argument("--against", nargs="+", default=[], metavar="FILE", help="files to hold them against")
+    parser.add_argument("--out", required=True, metavar="DIR", help="folder to write to")
+    parser.add_argument(
+        "--drop", default=",".join(DEFAULT_DROP), metavar="a,b", help="reasons to leave a question out (%(default)s)"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace existing output files")
+    args = parser.parse_args(argv)
+    drop = [reason.strip() for reason in args.drop.split(",") if reason.strip()]
+    result = check(args.questions, args.against, args.out, drop=drop, overwrite=args.overwrite)
+    from cmexam_tune.overlap import page
+
+    for table in page.tables(result):
+        cli.say(table.text() + "\n")
+    cli.say(f"written to {args.out}")
+    return None
+
+
+if __name__ == "__main__":
+    cli.run(main)

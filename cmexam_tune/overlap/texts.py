@@ -1,0 +1,51 @@
+"""What counts as the same text: width, case, white space and punctuation do not, digits and signs do."""
+
+import re
+import unicodedata
+from collections.abc import Mapping
+
+from cmexam_tune.core.schema import Question
+
+SHINGLE = 5
+"""Characters of an n-gram, as others clean these exams (research: MinHash over character 5-grams)."""
+_NOTHING = re.compile(r"[\s,;:?!()\[\]{}\"'、。《》〈〉【】「」“”‘’·…—_]|\.(?!\d)")
+_SENTENCE = re.compile(r"[。？?!！；;]|\.(?!\d)")
+SHORTEST_STEM = 12
+"""Stems below this many characters (`下列说法正确的是`) are equal by chance."""
+SHORTEST_CASE = 30
+
+
+def plain(text: str) -> str:
+    """Return the text without what does not count."""
+    return _NOTHING.sub("", unicodedata.normalize("NFKC", text).lower())
+
+
+def question_text(stem: str, options: Mapping[str, str]) -> str:
+    """Return stem and options as one plain text, equal for options in any order."""
+    return "\n".join([plain(stem), *sorted(map(plain, options.values()))])
+
+
+def shingles(text: str) -> set[str]:
+    """Return the character 5-grams of a plain text; a shorter text is its own."""
+    return {text[i : i + SHINGLE] for i in range(max(1, len(text) - SHINGLE + 1))}
+
+
+def jaccard(a: str, b: str) -> float:
+    """Return the Jaccard similarity of the 5-grams of two plain texts, 0 to 1."""
+    one, other = shingles(a), shingles(b)
+    common = len(one & other)
+    return common / (len(one) + len(other) - common)
+
+
+def case_of(stem: str) -> str | None:
+    """Return the plain text of the case that a stem tells before its last sentence, None where there is none."""
+    ends = [match.end() for match in _SENTENCE.finditer(stem.rstrip("。.？?！! "))]
+    case = plain(stem[: ends[-1]]) if ends else ""
+    return case if len(case) >= SHORTEST_CASE else None
+
+
+def right_texts(question: Question) -> frozenset[str] | None:
+    """Return the plain texts of the right options: equal for equal answers whatever the order of the options."""
+    if question.answer is None:
+        return None
+    return frozenset(plain(question.options[letter]) for letter in question.answer)

@@ -241,7 +241,7 @@ def test_the_released_files(tmp_path):
     preprocess.preprocess("cmb", [DATA / "cmb/cmb_single90.json"], tmp_path)
     paths = [tmp_path / f"{name}.questions.jsonl" for name in ("val", "dev98", "cmb_single90")]
     result = check.check(paths[:1], paths[1:])
-    # Found by looking at every question of both files, without an index: all that have a pair, and one in twenty of the others.
+    # Found without an index, by looking at all questions that have a pair and one in twenty of the others.
     asked = list(cmexam.read([DATA / "cmexam/val.csv"]))
     others = [*cmexam.read([DATA / "cmexam/dev98.csv"]), *cmb.read([DATA / "cmb/cmb_single90.json"])]
     grams = [(one.id, texts.shingles(texts.question_text(one.stem, one.options))) for one in others]

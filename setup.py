@@ -32,12 +32,14 @@ setup(
         "cmexam_tune.recipes": ["*.yaml", "*.sh", "*.md"],
         "cmexam_tune.recipes.deepspeed": ["*.json"],
     },
+    # Without a bound: transformers chooses the version.
     install_requires=[
         "accelerate>=1.12",
         "datasets>=4.5",
         "deepspeed>=0.18.5",
         "evaluate>=0.4.6",
         "filelock>=3.20",
+        "huggingface_hub",
         "jieba>=0.42.1",
         "numpy>=2.0.2",
         "openpyxl>=3.1.5",
@@ -48,7 +50,9 @@ setup(
         "sacrebleu>=2.5.1",
         "safetensors>=0.8",
         "sentencepiece>=0.2.1",
+        "tokenizers",
         "torch>=2.8",
+        "tqdm",
         "transformers>=5.20",
     ],
     extras_require={

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from cmexam_tune.core import cli, files
+from cmexam_tune.core import cli, folders
 from cmexam_tune.core.config import Config
 from cmexam_tune.core.errors import UserError
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from cmexam_tune.families import Loaded
 
 Format = Literal["hf", "peft", "chatglm"]
+PROGRAM = "export"
 FORMATS: tuple[Format, ...] = ("hf", "peft", "chatglm")
 PROBES = (
     "患者，男，45岁，反复上腹痛3年，餐后缓解，最可能的诊断是",
@@ -44,7 +45,7 @@ def export(
         merge: put a LoRA adapter into its base; the result is a plain transformers model.
         format: `hf` (whole model), `peft` (adapter) or `chatglm` (prefix in the ChatGLM authors' format). Default:
             whole models as they are, adapters as adapters, with `merge` hf.
-        overwrite: replace what lies at `out`.
+        overwrite: replace an earlier export at `out`; nothing else is ever replaced.
         overrides: changes to the run's config, for example a base model that has moved.
 
     Raises:
@@ -52,23 +53,15 @@ def export(
     """
     from cmexam_tune.runfolder import runs
 
-    target = files.check_output(out, overwrite)
+    target = folders.check_folder(out, PROGRAM, overwrite, keep=[run])
     config = runs.open_run(run, overrides).config
+    base = [config.model.model_name_or_path, config.model.adapter_name_or_path]
+    folders.check_folder(out, PROGRAM, overwrite, keep=[path for path in base if path and Path(path).exists()])
     chosen = _format(config, merge, format)
     writer = {"hf": _whole, "peft": _adapter, "chatglm": _authors}[chosen]
     _, loaded = runs.load(run, overrides)
-    staged = target.with_name(f".{target.name}.part")
-    shutil.rmtree(staged, ignore_errors=True)
-    staged.mkdir(parents=True)
-    try:
+    with folders.new_folder(target, PROGRAM) as staged:
         writer(config, loaded, Path(run) / runs.ADAPTER, staged)
-        if target.is_dir() and not target.is_symlink():
-            shutil.rmtree(target)
-        elif target.exists():
-            target.unlink()
-        staged.rename(target)
-    finally:
-        shutil.rmtree(staged, ignore_errors=True)
     return target
 
 
@@ -192,7 +185,9 @@ def main(argv: Sequence[str]) -> int | None:
     parser.add_argument("--out", required=True, metavar="DIR", help="folder to write")
     parser.add_argument("--merge", action="store_true", help="put a LoRA adapter into its base model")
     parser.add_argument("--format", choices=FORMATS, help="hf: whole model; peft: adapter; chatglm: authors' prefix")
-    parser.add_argument("--overwrite", action="store_true", help="replace the folder if it exists")
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace an earlier export; nothing else is ever replaced"
+    )
     cli.add_overrides(parser)
     got = parser.parse_intermixed_args(list(argv))
     options = {"merge": got.merge, "format": got.format, "overwrite": got.overwrite, "overrides": got.overrides}

@@ -1,21 +1,28 @@
 """Tiny random models with tokenizers trained on the shipped sample: checkpoints for machines without weights."""
 
 import json
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cmexam_tune.core import cli
 from cmexam_tune.core.errors import UserError
-from cmexam_tune.core.files import check_output
+from cmexam_tune.core.folders import check_folder, new_folder
 from cmexam_tune.core.variants import suggest
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 SAMPLE = Path(__file__).resolve().parent / "sample"
-KINDS = ("llama", "bert", "chatglm", "chatglm2")
+KINDS = ("llama", "qwen", "bert", "chatglm", "chatglm2")
+SIZES = {"hidden": (16, 8192), "layers": (1, 200), "vocab": (0, 1_000_000), "seed": (0, 2**32 - 1)}
+HEAD = 64
+"""Width of an attention head from `hidden` 256 on; narrower models have four heads."""
+CHAT = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""Qwen's chat template (ChatML), without its default system message."""
 FRAME = (
     "问题: 选项: 答案: 解释: 下列关于的说法正确的是 以下不属于 ABCDEFGHIJ 0123456789 "
     ",.:;()[]{}<>#*/%+-=，。：；（）、“”《》？！…"
@@ -36,41 +43,52 @@ def build(family: str, out: str | Path, overwrite: bool = False, **sizes: int) -
     """Write a tiny random checkpoint that `families.<family>.load` reads like a real one.
 
     Args:
-        family: llama, bert, chatglm (the first ChatGLM-6B's layout) or chatglm2.
+        family: llama, qwen (chat template, tied embeddings), bert, chatglm (the first ChatGLM-6B's layout), chatglm2.
         out: folder to write.
-        overwrite: replace what lies there.
+        overwrite: replace a tiny model that lies there; nothing else is ever replaced.
         sizes: `hidden`, `layers`, `vocab` (rows of the embedding, at least the tokenizer's) and `seed`.
 
     Raises:
-        UserError: unknown family or size, or `out` exists.
+        UserError: unknown family, a size that cannot be, or `out` exists.
     """
     if family not in KINDS:
         raise UserError(f"tiny: {family!r} is no family{suggest(family, KINDS)}; known: {', '.join(KINDS)}.")
-    for name in sizes:
-        if name not in ("hidden", "layers", "vocab", "seed"):
-            raise UserError(f"tiny: {name!r} is no size; known: hidden, layers, vocab, seed.")
-    folder = check_output(out, overwrite)
-    if folder.is_dir():
-        shutil.rmtree(folder)
-    if family.startswith("chatglm"):
-        from cmexam_tune.families.chatglm import tiny as chatglm
+    for name, size in sizes.items():
+        if name not in SIZES:
+            raise UserError(f"tiny: {name!r} is no size{suggest(name, SIZES)}; known: {', '.join(SIZES)}.")
+        if not SIZES[name][0] <= size <= SIZES[name][1]:
+            raise UserError(f"tiny: {name}={size}: {SIZES[name][0]} to {SIZES[name][1]:,} are possible.")
+    hidden = sizes.get("hidden", 64)
+    if hidden % 16 or (hidden > 4 * HEAD and hidden % (2 * HEAD)):
+        raise UserError(f"tiny: hidden={hidden}: multiples of 16 up to {4 * HEAD}, of {2 * HEAD} above, are possible.")
+    target = check_folder(out, "tiny", overwrite)
+    with new_folder(target, "tiny") as folder:
+        if family.startswith("chatglm"):
+            from cmexam_tune.families.chatglm import tiny as chatglm
 
-        chatglm.build(folder, texts(), version=2 if family == "chatglm2" else 1, **sizes)
-    else:
-        (_llama if family == "llama" else _bert)(folder, **sizes)
-    return folder
+            chatglm.build(folder, texts(), version=2 if family == "chatglm2" else 1, **sizes)
+        elif family == "bert":
+            _bert(folder, **sizes)
+        else:
+            _decoder(folder, family, **sizes)
+    return target
 
 
-def _llama(folder: Path, hidden: int = 64, layers: int = 2, vocab: int = 0, seed: int = 0) -> None:
+def _decoder(folder: Path, family: str, hidden: int = 64, layers: int = 2, vocab: int = 0, seed: int = 0) -> None:
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-    words = _bpe()
+    qwen = family == "qwen"
+    words = _bpe(() if not qwen else ("<|im_start|>", "<|im_end|>"))
     make: Any = PreTrainedTokenizerFast
-    tokenizer = make(tokenizer_object=words, bos_token="<s>", eos_token="</s>", unk_token="<unk>", pad_token="<pad>")
-    heads = max(4, hidden // 64)
+    ends: dict[str, Any] = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+    if qwen:
+        ends = {"eos_token": "<|im_end|>", "pad_token": "<pad>", "chat_template": CHAT}
+    tokenizer = make(tokenizer_object=words, **ends)
+    heads = max(4, hidden // HEAD)
     torch.manual_seed(seed)
-    config = LlamaConfig(
+    kinds: Any = (Qwen2Config, Qwen2ForCausalLM) if qwen else (LlamaConfig, LlamaForCausalLM)
+    config = kinds[0](
         vocab_size=max(vocab, words.get_vocab_size()),
         hidden_size=hidden,
         intermediate_size=hidden * 8 // 3 // 16 * 16,
@@ -81,14 +99,17 @@ def _llama(folder: Path, hidden: int = 64, layers: int = 2, vocab: int = 0, seed
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
-        tie_word_embeddings=False,
+        tie_word_embeddings=qwen,
     )
-    LlamaForCausalLM(config).save_pretrained(folder)
+    kinds[1](config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
-def _bpe() -> "Tokenizer":
-    """Return a byte-level BPE in which common Chinese characters are one token each and BOS starts every text."""
+def _bpe(marks: Sequence[str] = ()) -> "Tokenizer":
+    """Return a byte-level BPE in which common Chinese characters are one token each.
+
+    BOS starts every text, but where `marks` of a chat template do.
+    """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
     words = Tokenizer(models.BPE())
@@ -100,7 +121,7 @@ def _bpe() -> "Tokenizer":
         ]
     )
     words.decoder = decoders.ByteLevel()
-    specials = ["<unk>", "<s>", "</s>", "<pad>"]
+    specials = ["<unk>", "<s>", "</s>", "<pad>", *marks]
     trainer = trainers.BpeTrainer(
         vocab_size=6000,
         special_tokens=specials,
@@ -108,7 +129,8 @@ def _bpe() -> "Tokenizer":
         show_progress=False,
     )
     words.train_from_iterator(texts(), trainer)
-    words.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    if not marks:
+        words.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     return words
 
 
@@ -126,7 +148,7 @@ def _bert(folder: Path, hidden: int = 64, layers: int = 2, vocab: int = 0, seed:
         hidden_size=hidden,
         intermediate_size=4 * hidden,
         num_hidden_layers=layers,
-        num_attention_heads=max(4, hidden // 64),
+        num_attention_heads=max(4, hidden // HEAD),
         max_position_embeddings=512,
         pad_token_id=0,
     )
@@ -148,9 +170,11 @@ def main(argv: Sequence[str]) -> int | None:
     parser.add_argument("--layers", type=int, default=2, help="blocks; default: %(default)s")
     parser.add_argument("--vocab", type=int, default=0, help="rows of the embedding; default: the tokenizer's words")
     parser.add_argument("--seed", type=int, default=0, help="of the random weights; default: %(default)s")
-    parser.add_argument("--overwrite", action="store_true", help="replace the folder if it exists")
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace an earlier tiny model; nothing else is ever replaced"
+    )
     got = parser.parse_args(list(argv))
-    sizes = {name: getattr(got, name) for name in ("hidden", "layers", "vocab", "seed")}
+    sizes = {name: getattr(got, name) for name in SIZES}
     cli.say(str(build(got.family, got.out, got.overwrite, **sizes)))
     return None
 

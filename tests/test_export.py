@@ -136,14 +136,26 @@ def test_combinations_that_cannot_be(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_existing_folder_is_kept(trained: Callable[[str, str], Path], tmp_path: Path) -> None:
-    (tmp_path / "m").mkdir()
-    (tmp_path / "m" / "mine").touch()
+def test_only_an_earlier_export_is_replaced(trained: Callable[[str, str], Path], tmp_path: Path) -> None:
+    run, mine, out = trained("llama", "lora"), tmp_path / "m", tmp_path / "out"
+    mine.mkdir()
+    (mine / "letter").touch()
+    (tmp_path / ".out.part").mkdir()
+    run_export("--run", run, "--out", out)
     with pytest.raises(UserError, match="--overwrite"):
-        run_export("--run", trained("llama", "lora"), "--out", tmp_path / "m")
-    assert (tmp_path / "m" / "mine").exists()
-    run_export("--run", trained("llama", "lora"), "--out", tmp_path / "m", "--overwrite")
-    assert (tmp_path / "m" / "adapter_config.json").exists() and not (tmp_path / "m" / "mine").exists()
+        run_export("--run", run, "--out", out)
+    (out / "old").touch()
+    run_export("--run", run, "--out", out, "--overwrite")
+    assert (out / "adapter_config.json").stat().st_mode & 0o040 and not (out / "old").exists()
+    base = Path(runs.open_run(run).config.model.model_name_or_path)
+    for folder in (mine, run, run.parent, base, base.parent, tmp_path, Path()):
+        before = sorted(folder.rglob("*"))
+        with pytest.raises(UserError, match="Choose another output"):
+            run_export("--run", run, "--out", folder, "--overwrite")
+        assert sorted(folder.rglob("*")) == before
+    with pytest.raises(UserError, match="is a file"):
+        run_export("--run", run, "--out", mine / "letter", "--overwrite")
+    assert (tmp_path / ".out.part").is_dir(), "a folder of the user's own"
 
 
 def test_no_run(tmp_path: Path) -> None:

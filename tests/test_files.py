@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cmexam_tune.core import files
+from cmexam_tune.core import files, folders
 from cmexam_tune.core.errors import UserError
 
 
@@ -68,27 +68,27 @@ def test_folders(places: dict[str, Path], tmp_path: Path, monkeypatch: pytest.Mo
     for name, path in {**places, "working": Path(), "above": Path(".."), "root": Path("/")}.items():
         monkeypatch.chdir(places["folder"])
         with pytest.raises(UserError) as caught:
-            files.check_folder(path, "export", overwrite=True)
+            folders.check_folder(path, "export", overwrite=True)
         assert len(str(caught.value)) < 600, name
     assert (places["folder"] / "letter").read_text() == "mine"
     for text in ("first", "second"):
-        with files.new_folder(files.check_folder(tmp_path / "out", "export", overwrite=True), "export") as folder:
+        with folders.new_folder(folders.check_folder(tmp_path / "out", "export", overwrite=True), "export") as folder:
             (folder / "weights").write_text(text)
-    assert (tmp_path / "out" / "weights").read_text() == "second" and files.written_by(tmp_path / "out") == "export"
+    assert (tmp_path / "out" / "weights").read_text() == "second" and folders.written_by(tmp_path / "out") == "export"
     for refused in (dict(program="tiny", overwrite=True), dict(program="export"),
                     dict(program="export", overwrite=True, keep=[tmp_path / "out" / "weights"])):  # fmt: skip
         with pytest.raises(UserError):
-            files.check_folder(tmp_path / "out", **refused)  # type: ignore[arg-type]
-    with pytest.raises(ZeroDivisionError), files.new_folder(tmp_path / "out", "export"):
+            folders.check_folder(tmp_path / "out", **refused)  # type: ignore[arg-type]
+    with pytest.raises(ZeroDivisionError), folders.new_folder(tmp_path / "out", "export"):
         raise ZeroDivisionError
     assert (tmp_path / "out" / "weights").read_text() == "second"
     assert not list(tmp_path.glob(f"*{files.PART}"))
 
 
 def test_without_the_system_s_exchange(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files.ctypes, "CDLL", lambda *_, **__: object())
+    monkeypatch.setattr(folders.ctypes, "CDLL", lambda *_, **__: object())
     for text in ("first", "second"):
-        with files.new_folder(tmp_path / "out", "tiny") as folder:
+        with folders.new_folder(tmp_path / "out", "tiny") as folder:
             (folder / "weights").write_text(text)
     assert (tmp_path / "out" / "weights").read_text() == "second"
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
@@ -97,7 +97,7 @@ def test_without_the_system_s_exchange(tmp_path: Path, monkeypatch: pytest.Monke
 KILLED = """
 import os, sys
 from pathlib import Path
-from cmexam_tune.core import files
+from cmexam_tune.core import files, folders
 with files.atomic_write(sys.argv[1]) as handle:
     handle.write("half")
     handle.flush()

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from cmexam_tune import export, prompts, tiny
-from cmexam_tune.core import config, files, jsonl
-from cmexam_tune.core.config import reading
+from cmexam_tune.core import config, documents, files, jsonl
 from cmexam_tune.core.schema import Prediction
 from cmexam_tune.paper import entries
 from cmexam_tune.predict import predict
@@ -59,9 +58,7 @@ def test_it_loads_strictly_and_says_what_it_is(path: Path, capsys: pytest.Captur
 
 @pytest.mark.parametrize("path", RECIPES, ids=NAMES)
 def test_it_states_only_what_differs(path: Path) -> None:
-    import yaml
-
-    own = yaml.load(path.read_text(encoding="utf-8"), reading._Loader)
+    own = documents.read_yaml(path)
     if "extends" not in own:
         return
     parent = config.read_yaml(config.find_recipe(own.pop("extends")))

@@ -1,7 +1,6 @@
-"""Paths and writing: any path of a user is usable or a `UserError`, and nothing is half-written or lost."""
+"""Paths and writing: any path of a user is usable or a `UserError`, and no file is half-written or lost."""
 
 import contextlib
-import ctypes
 import errno
 import fcntl
 import glob
@@ -19,12 +18,10 @@ from cmexam_tune.core.errors import UserError
 
 PART = ".cmexam-part"
 """End of the names of files and folders that are being written: `.<name>.<8 hexadecimal digits>.cmexam-part`."""
-MARKER = ".cmexam_tune"
-"""File in a folder that a program wrote and may therefore replace; it holds the program's name."""
 _LONGEST_NAME = 40
 
 
-def _status(path: Path) -> os.stat_result | None:
+def status(path: Path) -> os.stat_result | None:
     """Return what lies at a path (of a link: where it leads), None if nothing does.
 
     Raises:
@@ -53,7 +50,7 @@ def check_input(path: str | Path, what: str = "file") -> Path:
         UserError: the file is missing, a folder, a device or pipe, empty, or cannot be read.
     """
     path = Path(path)
-    found = _status(path)
+    found = status(path)
     if found is None:
         raise UserError(f"{path}: no such {what}. Relative paths start at {Path.cwd()}.")
     if stat.S_ISDIR(found.st_mode):
@@ -80,7 +77,7 @@ def check_output(path: str | Path, overwrite: bool = False, inputs: Iterable[str
             inputs lies there; its folder cannot be written to.
     """
     path = Path(path)
-    found = _status(path)
+    found = status(path)
     if found is not None:
         if stat.S_ISDIR(found.st_mode):
             raise UserError(f"{path}: is a folder, a file is needed.")
@@ -90,7 +87,7 @@ def check_output(path: str | Path, overwrite: bool = False, inputs: Iterable[str
             raise UserError(f"{path}: would replace its own input {same}. Choose another output.")
         if not overwrite:
             raise UserError(f"{path}: exists. Add --overwrite to replace it, or choose another output.")
-    _check_parent(path)
+    check_parent(path)
     return path
 
 
@@ -100,54 +97,15 @@ def _same(path: Path, other: str | Path) -> bool:
     return False
 
 
-def _check_parent(path: Path) -> None:
+def check_parent(path: Path) -> None:
     """Refuse a path in whose folder nothing can be written."""
     if len(os.fsencode(path.name)) > os.pathconf("/", "PC_NAME_MAX"):
         raise UserError(f"{str(path)[:200]}...: the name is too long. Choose a shorter one.")
-    folder = next(folder for folder in path.absolute().parents if _status(folder) is not None)
+    folder = next(folder for folder in path.absolute().parents if status(folder) is not None)
     if not folder.is_dir():
         raise UserError(f"{path}: cannot be written, {folder} is a file. Choose another output.")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UserError(f"{path}: you may not write in {folder}. Choose another output.")
-
-
-def check_folder(path: str | Path, program: str, overwrite: bool = False, keep: Iterable[str | Path] = ()) -> Path:
-    """Return `path` of a folder that a program writes as a whole as a `Path`, or refuse.
-
-    Args:
-        path: the folder, see `new_folder`.
-        program: who writes it.
-        overwrite: whether a folder that the same program wrote earlier (see `MARKER`) may be replaced.
-        keep: inputs, which must stay: neither they nor what holds them can be replaced.
-
-    Raises:
-        UserError: something lies at `path` that may not be replaced, or nothing can be written there.
-    """
-    path = Path(path)
-    if _status(path) is not None and (path.is_symlink() or not path.is_dir()):
-        raise UserError(f"{path}: is a file or a link, a folder is needed. Choose another output.")
-    if path.is_dir() and any(path.iterdir()):
-        if not overwrite:
-            raise UserError(f"{path}: exists. Add --overwrite to replace it, or choose another output.")
-        if inside := next(
-            (other for other in (*keep, Path.cwd()) if Path(other).resolve().is_relative_to(path.resolve())), None
-        ):
-            raise UserError(f"{path}: holds {inside}, so it stays. Choose another output.")
-        if written_by(path) != program:
-            raise UserError(
-                f"{path}: was not written by cmexam-tune {program}, so --overwrite leaves it alone. Choose another "
-                "output, or delete it yourself."
-            )
-    _check_parent(path.absolute())
-    return path
-
-
-def written_by(folder: Path) -> str | None:
-    """Return which program wrote a folder as a whole, None if none of this package did."""
-    try:
-        return (folder / MARKER).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError):
-        return None
 
 
 @contextlib.contextmanager
@@ -155,7 +113,7 @@ def atomic_write(path: str | Path, binary: bool = False) -> Iterator[IO[Any]]:
     """Open a file beside `path` for writing and rename it to `path` when the block ends without an error."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _part(path, folder=False) as part:
+    with part_of(path, folder=False) as part:
         with part.open("wb") if binary else part.open("w", encoding="utf-8", newline="\n") as handle:
             yield handle
             handle.flush()
@@ -164,35 +122,7 @@ def atomic_write(path: str | Path, binary: bool = False) -> Iterator[IO[Any]]:
 
 
 @contextlib.contextmanager
-def new_folder(path: str | Path, program: str) -> Iterator[Path]:
-    """Yield a folder beside `path` and put it in its place when the block ends without an error, marked as `program`'s.
-
-    What lay there (`check_folder` has been asked) is exchanged for it in one step and deleted afterwards.
-    """
-    path = Path(path).absolute()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with _part(path, folder=True) as part:
-        yield part
-        (part / MARKER).write_text(f"{program}\n", encoding="utf-8")
-        if path.exists():
-            _exchange(part, path)
-        else:
-            part.rename(path)
-
-
-def _exchange(one: Path, other: Path) -> None:
-    """Let two folders change places, in one step where the system can (Linux)."""
-    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-    if rename is None or rename(here, os.fsencode(one), here, os.fsencode(other), exchange) != 0:
-        aside = one.with_name(one.name.replace(PART, f"-old{PART}"))
-        other.rename(aside)
-        one.rename(other)
-        aside.rename(one)
-
-
-@contextlib.contextmanager
-def _part(path: Path, folder: bool) -> Iterator[Path]:
+def part_of(path: Path, folder: bool) -> Iterator[Path]:
     """Yield a new file or folder beside `path`, locked while the block runs and deleted after it if still there."""
     sweep(path)
     while True:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from cmexam_tune import __version__
 from cmexam_tune.core.errors import ConfigError
+from cmexam_tune.core.folders import private_folder
 from cmexam_tune.core.variants import suggest
 
 if TYPE_CHECKING:
@@ -82,14 +83,23 @@ def tokenizer(unit: str | Tokenizer) -> Tokenizer:
 
 
 @functools.cache
-def _jieba() -> Tokenizer:
+def jieba_words() -> Callable[[str], list[str]]:
+    """Return `jieba.lcut`, with its cache where nobody else can put one: reading it runs what it holds."""
     import logging
 
     import jieba
 
     jieba.setLogLevel(logging.WARNING)
+    jieba.dt.tmp_dir = str(private_folder())
     jieba.initialize()
-    return lambda text: [word for word in jieba.lcut(text) if not word.isspace()]
+    cut: Callable[[str], list[str]] = jieba.lcut
+    return cut
+
+
+@functools.cache
+def _jieba() -> Tokenizer:
+    cut = jieba_words()
+    return lambda text: [word for word in cut(text) if not word.isspace()]
 
 
 @functools.cache

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 
 from cmexam_tune.core.schema import Question
-from cmexam_tune.metrics.text_metrics import PairStatistics
+from cmexam_tune.metrics.text_metrics import PairStatistics, jieba_words
 from cmexam_tune.profiles import Profile, Reading, _cmexam
 
 SCRIPT = "CMExam/evaluate_chatglm_result.py"
@@ -26,10 +26,7 @@ def read(text: str, question: Question) -> Reading:
 
 def statistics(hypotheses: Sequence[str], references: Sequence[str]) -> list[PairStatistics]:
     """Return the script's statistics of each pair."""
-    import jieba
-
-    jieba.setLogLevel("WARNING")
-    return _cmexam.statistics(hypotheses, references, words=jieba.lcut, swapped=True)
+    return _cmexam.statistics(hypotheses, references, words=jieba_words(), swapped=True)
 
 
 PROFILE = Profile(

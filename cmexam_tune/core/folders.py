@@ -1,0 +1,109 @@
+"""Folders that a program writes as a whole: marked, so that only its own are replaced, and exchanged in one step."""
+
+import atexit
+import contextlib
+import ctypes
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from cmexam_tune.core.errors import UserError
+from cmexam_tune.core.files import PART, check_parent, part_of, status
+
+MARKER = ".cmexam_tune"
+"""File in a folder that a program wrote and may therefore replace; it holds the program's name."""
+
+
+def check_folder(path: str | Path, program: str, overwrite: bool = False, keep: Iterable[str | Path] = ()) -> Path:
+    """Return `path` of a folder that a program writes as a whole as a `Path`, or refuse.
+
+    Args:
+        path: the folder, see `new_folder`.
+        program: who writes it.
+        overwrite: whether a folder that the same program wrote earlier (see `MARKER`) may be replaced.
+        keep: inputs, which must stay: neither they nor what holds them can be replaced.
+
+    Raises:
+        UserError: something lies at `path` that may not be replaced, or nothing can be written there.
+    """
+    path = Path(path)
+    if status(path) is not None and (path.is_symlink() or not path.is_dir()):
+        raise UserError(f"{path}: is a file or a link, a folder is needed. Choose another output.")
+    if path.is_dir() and any(path.iterdir()):
+        if not overwrite:
+            raise UserError(f"{path}: exists. Add --overwrite to replace it, or choose another output.")
+        if inside := next(
+            (other for other in (*keep, Path.cwd()) if Path(other).resolve().is_relative_to(path.resolve())), None
+        ):
+            raise UserError(f"{path}: holds {inside}, so it stays. Choose another output.")
+        if written_by(path) != program:
+            raise UserError(
+                f"{path}: was not written by cmexam-tune {program}, so --overwrite leaves it alone. Choose another "
+                "output, or delete it yourself."
+            )
+    check_parent(path.absolute())
+    return path
+
+
+def written_by(folder: Path) -> str | None:
+    """Return which program wrote a folder as a whole, None if none of this package did."""
+    try:
+        return (folder / MARKER).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+@contextlib.contextmanager
+def new_folder(path: str | Path, program: str) -> Iterator[Path]:
+    """Yield a folder beside `path` and put it in its place when the block ends without an error, marked as `program`'s.
+
+    What lay there (`check_folder` has been asked) is exchanged for it in one step and deleted afterwards.
+    """
+    path = Path(path).absolute()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with part_of(path, folder=True) as part:
+        yield part
+        (part / MARKER).write_text(f"{program}\n", encoding="utf-8")
+        _readable(part)
+        if path.exists():
+            _exchange(part, path)
+        else:
+            part.rename(path)
+
+
+def _readable(folder: Path) -> None:
+    """Give files the rights that new files have: some libraries write theirs for their owner only."""
+    mask = os.umask(0)
+    os.umask(mask)
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            path.chmod(0o666 & ~mask)
+
+
+def _exchange(one: Path, other: Path) -> None:
+    """Let two folders change places, in one step where the system can (Linux)."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    if rename is None or rename(here, os.fsencode(one), here, os.fsencode(other), exchange) != 0:
+        aside = one.with_name(one.name.replace(PART, f"-old{PART}"))
+        other.rename(aside)
+        one.rename(other)
+        aside.rename(one)
+
+
+def private_folder() -> Path:
+    """Return a folder that nobody else can write to, for caches that are run when they are read.
+
+    `$XDG_CACHE_HOME/cmexam_tune` or `~/.cache/cmexam_tune`; a temporary one where that cannot be made or is open.
+    """
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cmexam_tune"
+    with contextlib.suppress(OSError):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.stat()
+        if found.st_uid == os.getuid() and not found.st_mode & 0o022 and os.access(folder, os.W_OK):
+            return folder
+    made = Path(tempfile.mkdtemp(prefix="cmexam_tune."))
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    return made

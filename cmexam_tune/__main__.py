@@ -18,6 +18,7 @@ PROGRAMS = {
     "train": "tune a model by a recipe",
     "predict": "let a tuned or off-the-shelf model answer questions",
     "evaluate": "score predictions and write a report",
+    "judge": "score answers to CMB-Clin's cases by models or people",
     "export": "a trained adapter as a loadable model or adapter",
     "reproduce": "whole rows of the papers, from raw file to table",
     "chat": "ask a trained model questions in the terminal",

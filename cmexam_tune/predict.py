@@ -22,7 +22,7 @@ def predict(
 
     Args:
         source: a run folder; or a Config, or the path or name of a recipe, whose model answers as it is.
-        questions: as `cmexam-tune preprocess` writes them.
+        questions: questions or CMB-Clin cases, as `cmexam-tune preprocess` writes them.
         out: predictions; if it exists and comes from the same experiment, only what is missing is answered.
         overrides: `section.key=value` changes to a run's config or a recipe.
         overwrite: start again instead of continuing.
@@ -31,13 +31,16 @@ def predict(
     Raises:
         UserError: a file or run that cannot be used, or `out` holds predictions of something else.
     """
-    from cmexam_tune.prediction import answering, loading
+    from cmexam_tune.clinic import dialogues
+    from cmexam_tune.prediction import answering, cases, loading
     from cmexam_tune.prediction.provenance import provenance
     from cmexam_tune.prediction.resumable import ResumableFile
 
     # All of the file is read, so that a mistake further down is found before anything is answered.
-    every = list(jsonl.read(questions, Question))
     opened = loading.open_source(source, overrides)
+    if dialogues.is_cases(questions):
+        return cases.predict(opened, questions, out, overwrite, limit)
+    every = list(jsonl.read(questions, Question))
     asking = answering.asking_of(opened.config, every)
     meta = provenance(opened.config, questions, opened.run, answering.shot_files(opened.config))
     with ResumableFile(out, meta, overwrite) as file:

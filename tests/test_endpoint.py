@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+import zlib
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ OPTIONS = {"A": "甲", "B": "乙", "C": "丙"}
 def config(url: str, *changes: str) -> Config:
     words = [
         "model.family=endpoint", "model.model_name_or_path=m", f"model.base_url={url}", "prompt.template=auto",
-        "prompt.style=cmb_answer", "generation.max_retries=2", *changes,
+        "prompt.style=cmb_answer", "generation.max_retries=2", "generation.max_new_tokens=32", *changes,
     ]  # fmt: skip
     return load_config("lora_llama", words)
 
@@ -75,7 +76,7 @@ def test_what_is_sent() -> None:
     changes = [
         "prompt.system=你好", "generation.do_sample=true", "generation.temperature=0.7", "generation.top_p=0.9",
         "generation.max_new_tokens=5", "generation.repetition_penalty=1.1", "generation.stop_strings=[x]",
-        "generation.extra_body={reasoning_effort: low}", "training.seed=3",
+        "generation.extra_body={reasoning_effort: low}", "generation.seed=3",
     ]  # fmt: skip
     with serving(lambda body, count: "B") as server:
         list(Remote(config(server.url, *changes)).answer(asked(questions(1), Turn("问", "答"))))
@@ -85,7 +86,7 @@ def test_what_is_sent() -> None:
     first, plain, wrapped, newer = server.bodies
     assert first == {
         "model": "m", "temperature": 0.7, "top_p": 0.9, "max_tokens": 5, "repetition_penalty": 1.1, "stop": ["x"],
-        "reasoning_effort": "low", "seed": 3,
+        "reasoning_effort": "low", "seed": zlib.crc32(b"3/0"),
         "messages": [
             {"role": "system", "content": "你好"}, {"role": "user", "content": "问"},
             {"role": "assistant", "content": "答"}, {"role": "user", "content": "第0题"},

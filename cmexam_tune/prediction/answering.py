@@ -4,17 +4,16 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cmexam_tune.core import cli, jsonl, variants
 from cmexam_tune.core.config import Config
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.core.schema import Prediction, Question
-from cmexam_tune.prediction import loading
+from cmexam_tune.prediction import loading, usage
 from cmexam_tune.prediction.progress import duration, progress
 from cmexam_tune.prediction.resumable import FAILED, ResumableFile
-from cmexam_tune.prediction.sharing import Processes
 from cmexam_tune.prompts import Asked, Asking
 
 WINDOW = 64
@@ -64,7 +63,7 @@ def answer_missing(file: ResumableFile, source: loading.Source, asking: Asking, 
         _vote(file, source, asking, missing, keys)
         return
     asked = [asking.asked(question) for question in missing]
-    write(file, answers(source, asking, asked, missing, file.processes), keys)
+    write(file, answers(source, asking, asked, missing, file), keys)
 
 
 def answers(
@@ -72,7 +71,7 @@ def answers(
     asking: Asking,
     asked: Sequence[Asked],
     questions: Sequence[Question],
-    processes: Processes,
+    file: ResumableFile,
 ) -> Iterator[Prediction]:
     """Return this process's share of the predictions, answers in the exam's letters; nothing is loaded for none.
 
@@ -81,16 +80,17 @@ def answers(
         asking: how the questions are put.
         asked: what is asked; ids are distinct.
         questions: the question behind each of it, as the exam prints it.
-        processes: who else answers.
+        file: where the answers go; it knows who else answers, and keeps what a remote model used.
     """
     config = source.config
-    mine = processes.share(asked, config.generation.batch_size, _work)
+    mine = file.processes.share(asked, config.generation.batch_size, _work)
     if not mine:
         return iter(())
     exam = {item.question.id: question for item, question in zip(asked, questions, strict=True)}
+    answerer = _answerer(source)
     return (
         replace(prediction, answer=asking.restored(prediction.answer, exam[prediction.question_id]))
-        for prediction in _windows(config, _answerer(source), mine)
+        for prediction in usage.counted(file, answerer, _windows(config, answerer, mine))
     )
 
 
@@ -99,29 +99,36 @@ def _work(asked: Asked) -> tuple[Any, ...]:
     return asked.examples, len(asked.words(asked.question))
 
 
-def _answerer(source: loading.Source) -> Callable[[Sequence[Asked]], Iterator[Prediction]]:
-    """Load the model and return what answers."""
+def _answerer(source: loading.Source) -> Any:
+    """Load the model and return what has a method `answer`."""
     config = source.config
     family: Any = variants.load("families", config.model.family)
     if family.task == "generate":
-        answer: Callable[[Sequence[Asked]], Iterator[Prediction]] = family.decoder(loading.load(source), config).answer
-        return answer
+        return family.decoder(loading.load(source), config)
     if config.prompt.shots:
         raise ConfigError(f"prompt.shots: a model of family {config.model.family} reads no examples. Leave it out.")
     loaded = loading.load(source)
-    return lambda some: family.answer(loaded, [item.question for item in some], config)
+    return _Chooser(lambda some: family.answer(loaded, [item.question for item in some], config))
 
 
-def _windows(
-    config: Config, answer: Callable[[Sequence[Asked]], Iterator[Prediction]], asked: Sequence[Asked]
-) -> Iterator[Prediction]:
-    """Answer in windows of many batches, so that the order of the file is roughly kept and lengths are still alike."""
-    size = WINDOW * config.generation.batch_size
+@dataclass(frozen=True)
+class _Chooser:
+    """A model that chooses among options, with the method of those that write."""
+
+    answer: Callable[[Sequence[Asked]], Iterator[Prediction]]
+
+
+def _windows(config: Config, answerer: Any, asked: Sequence[Asked]) -> Iterator[Prediction]:
+    """Answer in windows of many batches, so that the order of the file is roughly kept and lengths are still alike.
+
+    A model behind an address gets all at once: it has no batches, and would stand still between windows.
+    """
+    size = len(asked) if config.model.family == "endpoint" else WINDOW * config.generation.batch_size
     for start in range(0, len(asked), size):
-        yield from answer(asked[start : start + size])
+        yield from answerer.answer(asked[start : start + size])
 
 
-def write(file: ResumableFile, predictions: Iterable[Prediction], keys: Sequence[str]) -> None:
+def write(file: ResumableFile, predictions: Iterable[object], keys: Sequence[str]) -> None:
     """Append predictions as they come, then put the file in the order of `keys`.
 
     The first one is there before anything is replaced: a wrong path or setting costs no old file.
@@ -167,7 +174,7 @@ def _vote(
     behind = [question for question in questions for _ in range(count)]
     with ResumableFile(f"{file.path}.votes", file.meta, file.overwrite, file.processes) as outputs:
         left = [pair for pair in zip(asked, behind, strict=True) if pair[0].question.id not in outputs.known]
-        predictions = answers(source, asking, [pair[0] for pair in left], [pair[1] for pair in left], file.processes)
+        predictions = answers(source, asking, [pair[0] for pair in left], [pair[1] for pair in left], outputs)
         write(outputs, predictions, [item.question.id for item in asked])
         file.result.update(outputs.result)
         found = {output.question_id: output for output in jsonl.read(outputs.path, Prediction)}

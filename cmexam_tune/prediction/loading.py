@@ -43,6 +43,8 @@ def load(source: Source) -> Loaded:
     Raises:
         UserError: no finished run, missing weights, or a model that does not fit the adapter.
     """
+    if source.config.model.family == "endpoint":
+        return Loaded.nothing()
     from cmexam_tune.models import merging
 
     if source.run is not None:

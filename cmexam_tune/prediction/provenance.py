@@ -24,6 +24,16 @@ def provenance(
     config: Config, questions: str | Path, run: Path | None, shots: Sequence[str | Path] = ()
 ) -> dict[str, Any]:
     """Return what predictions come from; `shots` are the files that examples are drawn from."""
+    return {
+        **of_model(config, run),
+        "questions": str(questions),
+        "questions_sha256": files.sha256(questions),
+        "shots_sha256": [files.sha256(file) for file in shots],
+    }
+
+
+def of_model(config: Config, run: Path | None) -> dict[str, Any]:
+    """Return what outputs of a model come from, whatever it was asked."""
     model = config.model
     return {
         "config": config.to_dict(),
@@ -33,9 +43,6 @@ def provenance(
         "model_sha256": [
             fingerprint(folder) for folder in (model.model_name_or_path, model.adapter_name_or_path) if folder
         ],
-        "questions": str(questions),
-        "questions_sha256": files.sha256(questions),
-        "shots_sha256": [files.sha256(file) for file in shots],
         "versions": {
             "cmexam_tune": __version__,
             **{name: metadata.version(name) for name in ("torch", "transformers", "peft", "tokenizers")},

@@ -117,6 +117,15 @@ class ResumableFile:
                         found.setdefault(key, line)
         return found
 
+    @property
+    def begun(self) -> bool:
+        """Whether records can be appended."""
+        return self._handle is not None
+
+    def texts(self) -> dict[str, str]:
+        """Return key -> text of the records that need no answer any more."""
+        return {key: json.loads(line)["text"] for key, line in self._lines().items()} if self.known else {}
+
     def begin(self) -> None:
         """Make the file ready: empty, or with the records that count and nothing else."""
         self.processes.wait()
@@ -172,6 +181,11 @@ class ResumableFile:
     def _remove_parts(self) -> None:
         for part in self._parts():
             part.unlink()
+
+    def save_result(self) -> None:
+        """Put `result` as it is now into the note; only between `begin` and `finish`."""
+        if self.processes.first:
+            self._write_note()
 
     def _write_note(self) -> None:
         with files.atomic_write(meta_path(self.path)) as handle:

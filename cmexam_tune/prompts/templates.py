@@ -167,6 +167,11 @@ _WRAPPERS = {
 TEMPLATES: dict[str, Template] = {name: replace(wrapper, name=name) for name, wrapper in _WRAPPERS.items()}
 
 
+def of_conversations(name: str) -> str:
+    """Return the wrapper that a model's published code uses for conversations in place of `name`."""
+    return f"{name}_clin" if f"{name}_clin" in TEMPLATES else name
+
+
 def template(name: str) -> Template:
     """Return the wrapper `name`.
 

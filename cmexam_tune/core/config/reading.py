@@ -186,7 +186,7 @@ def _is_text(key: str, raw: str) -> bool:
     """Whether a value is taken letter by letter: paths hold `#`, `: ` and brackets, which mean something in YAML."""
     section, _, name = ALIASES.get((key.partition(".")[0], key.partition(".")[2]), key).partition(".")
     hint = str if key == "out" else typing.get_type_hints(_CLASSES.get(section, Config)).get(name)
-    kinds = {hint, *typing.get_args(hint)}
+    kinds = {hint, *(typing.get_args(hint) if typing.get_origin(hint) is not Mapping else ())}
     quoted = raw in ("", "null", "~") or raw[0] in "\"'" or (raw[0] == "[" and typing.get_origin(hint) is tuple)
     return str in kinds and not quoted
 

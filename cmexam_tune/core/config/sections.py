@@ -48,6 +48,8 @@ class PromptConfig:
     """Wrapper: `auto` (the model's chat template, else none), `none`, or a name of `prompts.TEMPLATES`."""
     system: str | None = None
     """System message for templates that have one."""
+    history: Literal["reference", "own"] = "reference"
+    """CMB-Clin: the earlier answers of a case are the reference answers, as CMB does, or the model's own."""
     ask: str | None = None
     """Own words in place of the style's; fields {question}, {options}, {option_str}, {exam}, {question_type}."""
     write: str | None = None

@@ -1,5 +1,6 @@
 """What a remote model is asked, and what it answered."""
 
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -89,6 +90,9 @@ class Remote:
     def request(self, item: Asked, key: str, more: Mapping[str, Any]) -> Request:
         """Return what is sent for a question; fields of `extra_body` are put together."""
         fields = self.body(item)
+        if self.config.generation.arguments.get("do_sample"):
+            # As local models: each output has a seed of its own, so that votes differ and a run can be repeated.
+            fields["seed"] = zlib.crc32(f"{self.config.generation.seed}/{item.question.id}".encode())
         extra = {**fields.get("extra_body", {}), **more.get("extra_body", {})}
         return Request(key, {**fields, **more, **({"extra_body": extra} if extra else {})})
 
@@ -140,8 +144,6 @@ def _settings(config: Config) -> dict[str, Any]:
     fields: dict[str, Any] = {"temperature": wanted.get("temperature", 1.0) if samples else 0.0}
     if samples and "top_p" in wanted:
         fields["top_p"] = wanted["top_p"]
-    if samples and "seed" in config.training.arguments:
-        fields["seed"] = config.training.arguments["seed"]
     if not {"max_tokens", "max_completion_tokens"} & set(extra):
         fields["max_tokens"] = wanted.get("max_new_tokens", config.prompt.max_target_length)
     if stop := wanted.get("stop_strings"):

@@ -1,0 +1,214 @@
+"""`cmexam-tune judge`: score answers to CMB-Clin's cases by models or people, and say how far the judges agree."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cmexam_tune import __version__
+from cmexam_tune.clinic import dialogues, results, rubric, sheets
+from cmexam_tune.clinic.judgements import Judged, Judgement
+from cmexam_tune.clinic.rubric import Rubric, Variant
+from cmexam_tune.core import cli, files, jsonl
+from cmexam_tune.core.errors import UserError
+from cmexam_tune.core.schema import Case, Prediction
+from cmexam_tune.prediction import loading
+
+ALSO: tuple[Variant, ...] = ("reversed", "no_reference")
+EPILOG = """Each judge is a recipe: a model behind an address (model.family: endpoint) or a local one. OUT/judgements/
+grows line by line, and a killed run goes on where it was. OUT/judge.json, .md, .tex and .html are made of all of it.
+
+examples:
+  cmexam-tune judge --predictions chatglm.jsonl qwen.jsonl --cases CMB-Clin-qa.cases.jsonl \\
+      --config judge_gpt4.yaml judge_qwen.yaml --out runs/judged
+  cmexam-tune judge --predictions chatglm.jsonl --cases C.cases.jsonl --export sheet.xlsx --sample 320
+  cmexam-tune judge --predictions chatglm.jsonl --cases C.cases.jsonl --import sheet.xlsx --out runs/judged
+  cmexam-tune judge ... --also reversed no_reference     how far the order of the axes and the reference move scores"""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a panel has beside its models."""
+
+    imported: Sequence[str | Path] = ()
+    """Sheets that people filled in, see `clinic.sheets`."""
+    also: Sequence[Variant] = ()
+    """Variants in which every answer is judged once more."""
+    rubric: str | Path | None = None
+    """In place of the shipped one."""
+
+
+@dataclass(frozen=True)
+class _Work:
+    cases: Sequence[Case]
+    answers: Mapping[str, Sequence[Prediction]]
+    rubric: Rubric
+    out: Path
+
+
+def judge(
+    predictions: Sequence[str | Path],
+    cases: str | Path,
+    judges: Sequence[str | Path] = (),
+    out: str | Path = "judged",
+    overrides: Sequence[str] = (),
+    options: Options = Options(),
+) -> dict[str, Any]:
+    """Judge predictions and return what `judge.json` holds; judgements that are there already are kept.
+
+    Args:
+        predictions: files that `predict --questions X.cases.jsonl` wrote; their names must differ.
+        cases: the cases that were answered.
+        judges: recipes, by path or name; the file's name is the judge's.
+        out: folder for judgements and tables.
+        overrides: `section.key=value` changes to every judge.
+        options: people's sheets, variants, another rubric.
+
+    Raises:
+        UserError: files that cannot be used, or judgements in `out` that are of something else.
+    """
+    rules = rubric.read(options.rubric)
+    work = _Work(list(jsonl.read(cases, Case)), _read(predictions, cases), rules, Path(out))
+    people = [one for sheet in options.imported for one in sheets.read(sheet, rules)]
+    for name, source in _names(judges, "judge").items():
+        _judge(work, name, loading.open_source(source, overrides), ("plain", *options.also))
+    judged = [*_judged(work), *people]
+    if not judged:
+        raise UserError("judge: nothing was judged. Name a judge with --config, or a sheet with --import.")
+    axes = list(rules.axes)
+    found = results.summary(judged, work.cases, work.answers, axes)
+    found["provenance"] = _provenance(predictions, cases, options.rubric)
+    _write(found, axes, work.out)
+    return found
+
+
+def _read(predictions: Sequence[str | Path], cases: str | Path) -> dict[str, list[Prediction]]:
+    if not dialogues.is_cases(cases):
+        raise UserError(f"{cases}: holds no cases. `cmexam-tune preprocess cmb --input CMB-Clin-qa.json` makes them.")
+    known = set(dialogues.keys(list(jsonl.read(cases, Case))))
+    found = {}
+    for name, path in _names(predictions, "predictions file").items():
+        found[name] = list(jsonl.read(path, Prediction))
+        if strange := [one.question_id for one in found[name] if one.question_id not in known]:
+            raise UserError(f"{path}: {strange[0]!r} is no turn of {cases}. Are these predictions of these cases?")
+    return found
+
+
+def _names(paths: Sequence[str | Path], what: str) -> dict[str, str | Path]:
+    found: dict[str, str | Path] = {}
+    for path in paths:
+        name = Path(path).name.removesuffix(".yaml").removesuffix(".jsonl").removesuffix(".predictions")
+        if name in found:
+            raise UserError(f"{path}: {found[name]} has the same name, and a {what} goes by its name. Rename one.")
+        found[name] = path
+    return found
+
+
+def _judge(work: _Work, name: str, source: loading.Source, variants: Sequence[Variant]) -> None:
+    from cmexam_tune.prediction import judging, provenance
+    from cmexam_tune.prediction.resumable import ResumableFile
+
+    writer: Any = None
+    for model, answers in work.answers.items():
+        for variant in variants:
+            task = judging.Task(work.cases, {one.question_id: one for one in answers}, work.rubric, variant)
+            meta = {**provenance.of_model(source.config, source.run), "judged": _fingerprint(task)}
+            path = place(work.out, name, model, variant)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with ResumableFile(path, meta) as file:
+                if not file.known.issuperset(task.keys):
+                    cli.note(f"{name} judges {model}" + (f" ({variant})" if variant != "plain" else ""))
+                    writer = writer or judging.open_judge(source)
+                    judging.judge_missing(file, writer, task)
+
+
+def _fingerprint(task: Any) -> str:
+    """Return a checksum of everything a judge reads."""
+    import hashlib
+
+    digest = hashlib.sha256()
+    for case in task.cases:
+        for number, _ in enumerate(case.turns, 1):
+            answer = task.answers.get(dialogues.key(case, number))
+            if answer is not None:
+                asked = task.rubric.asked(case, number, answer.text, task.variant)
+                digest.update(json.dumps([asked.question.id, asked.question.stem, asked.system]).encode())
+    return digest.hexdigest()
+
+
+def place(out: Path, judge: str, model: str, variant: Variant) -> Path:
+    """Return the file of one judge's judgements about one predictions file."""
+    return out / "judgements" / judge / f"{model}{'' if variant == 'plain' else '.' + variant}.jsonl"
+
+
+def _judged(work: _Work) -> list[Judged]:
+    """Return the judgements about these predictions that lie in the folder, of all judges."""
+    found = []
+    for folder in sorted(path for path in (work.out / "judgements").glob("*") if path.is_dir()):
+        for model in work.answers:
+            for variant in ("plain", *ALSO):
+                path = place(work.out, folder.name, model, variant)
+                if path.is_file() and path.stat().st_size:
+                    found.append(Judged(folder.name, model, tuple(jsonl.read(path, Judgement)), variant))
+    return found
+
+
+def _provenance(predictions: Sequence[str | Path], cases: str | Path, words: str | Path | None) -> dict[str, Any]:
+    return {
+        "cases": {"file": str(cases), "sha256": files.sha256(cases)},
+        "predictions": [{"file": str(path), "sha256": files.sha256(path)} for path in predictions],
+        "rubric_sha256": files.sha256(rubric.SHIPPED if words is None else words),
+        "cmexam_tune": __version__,
+    }
+
+
+def _write(found: Mapping[str, Any], axes: Sequence[str], out: Path) -> None:
+    tables = results.tables(found, axes)
+    page = "".join(table.html() for table in tables)
+    written = {
+        ".md": "\n".join(table.markdown() for table in tables),
+        ".tex": "\n".join(table.latex() for table in tables),
+        ".html": f'<!doctype html><html lang="en"><meta charset="utf-8"><title>CMB-Clin</title>{page}</html>\n',
+        ".json": json.dumps(found, ensure_ascii=False, indent=1) + "\n",
+    }
+    for suffix, text in written.items():
+        with files.atomic_write(out / f"judge{suffix}") as handle:
+            handle.write(text)
+    cli.say("\n\n".join(table.text() for table in tables))
+
+
+def main(argv: Sequence[str]) -> int | None:
+    """Read the command line and judge."""
+    parser = cli.Parser("judge", "Score answers to CMB-Clin's cases by models or by people.", EPILOG)
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help=cli.OVERRIDES_HELP)
+    parser.add_argument("--predictions", required=True, nargs="+", metavar="FILE", help="answers to the cases")
+    parser.add_argument("--cases", required=True, metavar="FILE", help="the cases (.cases.jsonl)")
+    parser.add_argument("--config", nargs="+", default=[], metavar="JUDGE", help="recipes of the judges")
+    parser.add_argument("--out", metavar="DIR", help="folder for judgements and tables")
+    parser.add_argument("--rubric", metavar="FILE", help="another rubric; the shipped one is clinic/rubric.yaml")
+    parser.add_argument("--also", nargs="+", default=[], choices=ALSO, help="judge once more in these variants")
+    parser.add_argument(
+        "--export", metavar="SHEET.xlsx", help="write a sheet for a person to fill in, and nothing else"
+    )
+    parser.add_argument("--sample", type=int, metavar="N", help="with --export: so many answers (default: all)")
+    parser.add_argument("--seed", type=int, default=0, help="with --export: of drawing and shuffling (default: 0)")
+    parser.add_argument("--import", dest="imported", nargs="+", default=[], metavar="SHEET.xlsx", help="filled sheets")
+    got = parser.parse_intermixed_args(list(argv))
+    if got.sample is not None and got.sample < 1:
+        raise UserError(f"--sample {got.sample}: at least 1 is needed.")
+    if got.export:
+        read = _read(got.predictions, got.cases)
+        cases = list(jsonl.read(got.cases, Case))
+        count = sheets.export(got.export, cases, read, rubric.read(got.rubric), sample=got.sample, seed=got.seed)
+        cli.say(f"{got.export}: {count} answers; whose they are stands in {sheets.key_path(got.export)}")
+        return None
+    if not got.out:
+        raise UserError("judge: --out names the folder for judgements and tables (or --export a sheet).")
+    options = Options(got.imported, got.also, got.rubric)
+    judge(got.predictions, got.cases, got.config, got.out, got.overrides, options)
+    return None
+
+
+if __name__ == "__main__":
+    cli.run(main)

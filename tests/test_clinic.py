@@ -1,0 +1,347 @@
+"""CMB-Clin: dialogues as CMB's own code writes them, judges that are read strictly, and their agreement."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import openpyxl
+import pytest
+from fake_openai import Fault, Said, serving
+from scipy import stats
+from sklearn.metrics import cohen_kappa_score
+
+from cmexam_tune import tiny
+from cmexam_tune.clinic import agreement, dialogues, rubric, sheets
+from cmexam_tune.clinic.judgements import Judged, Judgement, agreements, moves
+from cmexam_tune.core import jsonl
+from cmexam_tune.core.errors import ConfigError, DataError, UserError
+from cmexam_tune.core.schema import Case, Prediction, Turn
+from cmexam_tune.exams import cmb
+from cmexam_tune.judge import Options, judge
+from cmexam_tune.judge import main as judge_main
+from cmexam_tune.predict import predict
+from cmexam_tune.preprocess import preprocess
+from cmexam_tune.prompts import template, templates
+
+SAMPLE = Path(__file__).resolve().parents[1] / "cmexam_tune" / "sample" / "cmb" / "clin.json"
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+REAL, GOLDEN = SHARED / "data" / "cmb" / "CMB-Clin-qa.json", SHARED / "golden" / "scorers" / "cmb_prompts.json"
+GOOD = {"fluency": 5, "relevance": 4, "completeness": 3, "proficiency": 4}
+CASES = [
+    Case("0", "甲", "病史。", (Turn("诊断？", "阑尾炎。"), Turn("治疗？", "手术。"))),
+    Case("1", "乙", "主诉{x}。", (Turn("鉴别？", "溃疡。"),)),
+]
+
+
+@pytest.fixture
+def cases(tmp_path: Path) -> Path:
+    jsonl.write(tmp_path / "c.cases.jsonl", CASES)
+    return tmp_path / "c.cases.jsonl"
+
+
+def remote(url: str, *more: str) -> list[str]:
+    return [
+        "model.family=endpoint", "model.model_name_or_path=m", f"model.base_url={url}", "prompt.template=auto",
+        "generation.max_retries=0", *more,
+    ]  # fmt: skip
+
+
+# --- dialogues ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(
+    not (REAL.is_file() and GOLDEN.is_file()), reason="CMB-Clin and CMB's prompts lie beside the project"
+)
+@pytest.mark.parametrize(
+    ("worker", "name"),
+    [
+        ("baichuan-13b-chat", "baichuan"),
+        ("chatglm3_6b", "cmb_chatglm"),
+        ("bentsao", "bentsao"),
+        ("medicalgpt", "medicalgpt"),
+    ],
+)
+def test_real_cases_are_asked_as_cmbs_own_code_asks_them(worker: str, name: str) -> None:
+    every = {case.id: case for case in cmb.read_clin(REAL)}
+    assert len(every) == 74 and len(list(dialogues.keys(list(every.values())))) == 208
+    golden = json.loads(GOLDEN.read_text(encoding="utf-8"))["clin"]
+    wrapper = template(templates.of_conversations(name))
+    for one in golden:
+        case = every[one["case_id"]]
+        made = [
+            wrapper.text(dialogues.asked(case, n + 1, None, wrapper.case).dialogue()) for n in range(len(case.turns))
+        ]
+        # Our records and answers are stripped at both ends; theirs are not.
+        assert [re.sub(r"\s", "", text) for text in made] == [re.sub(r"\s", "", t) for t in one["prompts"][worker]]
+        assert len(made) == one["turns"]
+
+
+def test_a_turn_by_hand() -> None:
+    second = dialogues.asked(CASES[0], 2)
+    assert second.question.id == "0:2"
+    assert second.dialogue().messages() == [
+        {"role": "user", "content": "病史。诊断？"},
+        {"role": "assistant", "content": "阑尾炎。"},
+        {"role": "user", "content": "治疗？"},
+    ]
+    assert dialogues.asked(CASES[0], 2, ["胃炎"]).turns[0].answer == "胃炎"
+
+
+def test_all_turns_by_an_endpoint_and_after_a_failure_only_the_missing(cases: Path, tmp_path: Path) -> None:
+    broken = [True]
+
+    def script(body: dict[str, Any], count: int) -> Any:
+        last = body["messages"][-1]["content"]
+        return Fault(400, "filtered") if broken[0] and last == "治疗？" else f"答{len(body['messages'])}"
+
+    with serving(script) as server:
+        out = predict("lora_llama", cases, tmp_path / "p.jsonl", remote(server.url))
+        first = {p.question_id: p for p in jsonl.read(out, Prediction)}
+        assert list(first) == ["0:1", "0:2", "1:1"] and first["0:2"].reason == "400: filtered"
+        broken[0] = False
+        predict("lora_llama", cases, out, remote(server.url))
+    assert len(server.bodies) == 4
+    assert [(p.question_id, p.text, p.finish) for p in jsonl.read(out, Prediction)] == [
+        ("0:1", "答1", "stop"), ("0:2", "答3", "stop"), ("1:1", "答1", "stop"),
+    ]  # fmt: skip
+    note = json.loads(Path(f"{out}.meta.json").read_text())
+    assert [start["requests"] for start in note["result"]["served"]] == [3, 1]
+    assert note["result"]["served"][0]["models"] == ["m-0613"]
+
+
+def test_its_own_answers_in_the_history(cases: Path, tmp_path: Path) -> None:
+    with serving(lambda body, count: "我的" + body["messages"][-1]["content"]) as server:
+        out = predict("lora_llama", cases, tmp_path / "p.jsonl", remote(server.url, "prompt.history=own"))
+        lines = out.read_text().splitlines(keepends=True)
+        out.write_text("".join(line for line in lines if '"0:2"' not in line))
+        predict("lora_llama", cases, out, remote(server.url, "prompt.history=own"))
+    assert len(server.bodies) == 4 and out.read_text().splitlines(keepends=True) == lines
+    for body in (server.bodies[2], server.bodies[3]):
+        assert [m["content"] for m in body["messages"]] == ["病史。诊断？", "我的病史。诊断？", "治疗？"]
+
+
+def test_a_local_model_answers_cases(tmp_path: Path) -> None:
+    model = tiny.build("llama", tmp_path / "llama", hidden=32)
+    preprocess("cmb", [SAMPLE], tmp_path / "data")
+    words = [f"model.model_name_or_path={model}", "prompt.template=baichuan", "prompt.max_source_length=512"]
+    words += ["generation.max_new_tokens=3"]
+    out = predict("lora_llama", tmp_path / "data" / "clin.cases.jsonl", tmp_path / "p.jsonl", words)
+    turns = list(dialogues.keys(list(jsonl.read(tmp_path / "data" / "clin.cases.jsonl", Case))))
+    assert [p.question_id for p in jsonl.read(out, Prediction)] == turns and len(turns) >= 4
+
+
+# --- the rubric --------------------------------------------------------------------------------------------------
+
+
+def test_what_a_judge_reads() -> None:
+    shipped = rubric.read()
+    first, second = (shipped.asked(CASES[0], n, "我{y}答") for n in (1, 2))
+    words = second.dialogue().words
+    for part in ("病史。", "问：诊断？\n答：阑尾炎。", "治疗？", "手术。", "我{y}答", "fluency", "5 分"):
+        assert part in words
+    assert "此前的对话" not in first.dialogue().words
+    assert "手术" not in shipped.asked(CASES[0], 2, "x", "no_reference").dialogue().words
+    reversed_ = shipped.asked(CASES[0], 2, "x", "reversed").dialogue().words
+    assert reversed_.index("proficiency") < reversed_.index("fluency") and words.index("fluency") < words.index("prof")
+    assert "主诉{x}" in shipped.asked(CASES[1], 1, "a").dialogue().words
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        (json.dumps(GOOD), True),
+        (f"```json\n{json.dumps(GOOD)}\n```", True),
+        (f"<think>5 分？{{}}</think>\n{json.dumps(GOOD)}", True),
+        (f"评分如下：{json.dumps(GOOD)}", False),
+        (json.dumps({**GOOD, "fluency": 6}), False),
+        (json.dumps({**GOOD, "fluency": 4.5}), False),
+        (json.dumps({**GOOD, "fluency": True}), False),
+        (json.dumps({**GOOD, "fluency": "4"}), False),
+        (json.dumps({"fluency": 4}), False),
+        (json.dumps({**GOOD, "style": 4}), False),
+        ("[5, 4, 3, 4]", False),
+        ("", False),
+        ("[" * 100_000, False),
+    ],
+)
+def test_only_the_scores_themselves_are_read(text: str, read: bool) -> None:
+    assert rubric.read().parse(text) == (GOOD if read else None)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("{reference}\n  【待评回答】", "【待评回答】"), "prompt: the fields"),
+        (("    name: 相关性\n", ""), "axes.relevance.name: required key is missing"),
+        (("      5: 要点齐全\n", ""), "levels: 1 to 5 are needed"),
+        (("again: |-", "agian: |-"), "did you mean 'again'"),
+    ],
+)
+def test_another_rubric_is_checked(change: tuple[str, str], message: str, tmp_path: Path) -> None:
+    text = rubric.SHIPPED.read_text(encoding="utf-8")
+    assert change[0] in text
+    (tmp_path / "r.yaml").write_text(text.replace(*change), encoding="utf-8")
+    with pytest.raises(ConfigError, match=message):
+        rubric.read(tmp_path / "r.yaml")
+
+
+# --- judging -----------------------------------------------------------------------------------------------------
+
+
+def answered(tmp_path: Path, name: str, texts: tuple[str, ...] = ("甲答", "乙答", "丙答")) -> Path:
+    records = [Prediction(key, text) for key, text in zip(dialogues.keys(CASES), texts, strict=False)]
+    jsonl.write(tmp_path / f"{name}.jsonl", records)
+    return tmp_path / f"{name}.jsonl"
+
+
+def recipe(tmp_path: Path, name: str, url: str) -> Path:
+    text = f"""extends: lora_llama.yaml
+prompt: {{template: auto, max_source_length: 8192}}
+model: {{family: endpoint, model_name_or_path: {name}, base_url: '{url}'}}
+generation: {{max_retries: 0}}
+"""
+    (tmp_path / f"{name}.yaml").write_text(text)
+    return tmp_path / f"{name}.yaml"
+
+
+def test_two_judges_two_models_and_nothing_is_invented(cases: Path, tmp_path: Path) -> None:
+    def script(body: dict[str, Any], count: int) -> Any:
+        words = body["messages"][-1]["content"]
+        if "无法读取" in words:
+            return json.dumps(GOOD) if "甲答" in body["messages"][-3]["content"] else "还是不会"
+        if body["model"] == "strange" and ("甲答" in words or "丙答" in words):
+            return "我给满分"
+        return json.dumps({**GOOD, "fluency": 2 if "戊答" in words else 5})
+
+    files = [answered(tmp_path, "one"), answered(tmp_path, "two", ("丁答", "戊答"))]
+    with serving(script) as server:
+        judges = [recipe(tmp_path, name, server.url) for name in ("good", "strange")]
+        found = judge(files, cases, judges, tmp_path / "out")
+        asked = len(server.bodies)
+        judge(files, cases, judges, tmp_path / "out")
+        assert len(server.bodies) == asked == 2 * 5 + 2
+    one = found["models"]["one"]["judges"]["strange"]
+    assert (one["n"], one["unread"]) == (2, 1)
+    assert found["models"]["two"]["judges"]["good"]["fluency"] == 3.5
+    assert found["models"]["two"]["answered"] == 2 and found["models"]["two"]["turns"] == 3
+    assert found["models"]["one"]["over_judges"]["average"] == {"mean": 4.0, "std": 0.0}
+    fluency = next(line for line in found["agreement"] if line["axis"] == "fluency")
+    assert fluency["n"] == 4 and fluency["spearman"] == pytest.approx(1.0)
+    lines = [json.loads(line) for line in (tmp_path / "out/judgements/strange/one.jsonl").read_text().splitlines()]
+    assert [(line["scores"], line["asked"]) for line in lines] == [(GOOD, 2), ({**GOOD, "fluency": 5}, 1), (None, 2)]
+    page = (tmp_path / "out" / "judge.md").read_text()
+    assert "HuatuoGPT-II-34B" in page and "4.60" in page and "CMB Table 8" in page
+    assert json.loads((tmp_path / "out" / "judge.json").read_text())["models"] == found["models"]
+    with serving(script) as other, pytest.raises(UserError, match="another experiment"):
+        answered(tmp_path / "out", "one", ("别的",))
+        judge([tmp_path / "out" / "one.jsonl"], cases, [recipe(tmp_path, "good", other.url)], tmp_path / "out")
+
+
+def test_variants_and_a_failed_request_is_asked_again(cases: Path, tmp_path: Path) -> None:
+    down = [True]
+
+    def script(body: dict[str, Any], count: int) -> Any:
+        words = body["messages"][-1]["content"]
+        if "丙答" in words and down[0]:
+            return Fault(400, "no")
+        scores = {**GOOD, "fluency": 3} if words.index("proficiency") < words.index("fluency") else GOOD
+        return Said(json.dumps(scores))
+
+    file = answered(tmp_path, "one")
+    with serving(script) as server:
+        panel = recipe(tmp_path, "j", server.url)
+        first = judge([file], cases, [panel], tmp_path / "out", options=Options(also=("reversed",)))
+        down[0] = False
+        found = judge([file], cases, [panel], tmp_path / "out", options=Options(also=("reversed",)))
+    assert first["models"]["one"]["judges"]["j"]["failed"] == 1 and found["models"]["one"]["judges"]["j"]["n"] == 3
+    moved = {line["axis"]: (line["moved"], line["by"], line["shift"]) for line in found["moves"]}
+    assert moved["fluency"] == (1.0, 2.0, -2.0) and moved["relevance"] == (0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ([], "--out names the folder"),
+        (["--out", "o"], "nothing was judged"),
+        (["--export", "s.xlsx", "--sample", "0"], "--sample 0"),
+        (["--out", "o", "--rubric", "none.yaml"], "no such rubric"),
+    ],
+)
+def test_wrong_commands(argv: list[str], message: str, cases: Path, tmp_path: Path) -> None:
+    common = ["--predictions", str(answered(tmp_path, "one")), "--cases", str(cases)]
+    with pytest.raises(UserError, match=message):
+        judge_main([*common, *(str(tmp_path / word) if word == "o" else word for word in argv)])
+    with pytest.raises(UserError, match=r"'9:9' is no turn of"):
+        jsonl.write(tmp_path / "strange.jsonl", [Prediction("9:9", "x")])
+        judge([tmp_path / "strange.jsonl"], cases, [], tmp_path / "o")
+
+
+# --- people ------------------------------------------------------------------------------------------------------
+
+
+def test_a_sheet_is_blind_and_comes_back(cases: Path, tmp_path: Path) -> None:
+    files = [answered(tmp_path, "first_model", ("=1+1", "乙答")), answered(tmp_path, "second_model")]
+    common = ["--predictions", *map(str, files), "--cases", str(cases)]
+    sheet = tmp_path / "sheet.xlsx"
+    assert judge_main([*common, "--export", str(sheet)]) is None
+    with pytest.raises(UserError, match="exists"):
+        judge_main([*common, "--export", str(sheet)])
+    book = openpyxl.load_workbook(sheet)
+    rows = list(book.active.iter_rows(min_row=2, values_only=True))
+    assert len(rows) == 5 and "model" not in str(rows) and "=1+1" in [row[5] for row in rows]
+    key = {place["row"]: place for place in json.loads(sheets.key_path(sheet).read_text())}
+    for line in range(2, 6):  # one row stays empty
+        for column, score in enumerate((5, 4, 3, 2), 7):
+            book.active.cell(line, column).value = score
+    book.save(tmp_path / "sheet_expert.xlsx")
+    found = judge(files, cases, [], tmp_path / "out", options=Options(imported=[tmp_path / "sheet_expert.xlsx"]))
+    judged = {model: values["judges"].get("sheet_expert") for model, values in found["models"].items()}
+    counts = {model: sum(place["model"] == model for row, place in key.items() if row < 6) for model in judged}
+    assert {model: means["n"] for model, means in judged.items() if means} == {m: n for m, n in counts.items() if n}
+    assert all(means["proficiency"] == 2 for means in judged.values() if means)
+    book.active.cell(2, 7).value = 7
+    book.save(tmp_path / "sheet_bad.xlsx")
+    with pytest.raises(DataError, match=r"row 2: fluency is 7, an integer from 1 to 5"):
+        sheets.read(tmp_path / "sheet_bad.xlsx", rubric.read())
+
+
+def test_a_sample_is_drawn_evenly(tmp_path: Path) -> None:
+    answers = {name: [Prediction(key, name) for key in dialogues.keys(CASES)] for name in "abc"}
+    assert sheets.export(tmp_path / "s.xlsx", CASES, answers, rubric.read(), sample=6, seed=1) == 6
+    models = [place["model"] for place in json.loads(sheets.key_path(tmp_path / "s.xlsx").read_text())]
+    assert sorted(models) == ["a", "a", "b", "b", "c", "c"]
+
+
+# --- agreement, witnessed by scipy and scikit-learn ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_measures_are_scipys_and_scikit_learns(seed: int) -> None:
+    import random
+
+    dice = random.Random(seed)
+    first = [dice.randint(1, 5) for _ in range(120)]
+    second = [min(5, max(1, one + dice.choice((-1, 0, 0, 1)))) for one in first]
+    assert agreement.pearson(first, second) == pytest.approx(stats.pearsonr(first, second).statistic)
+    assert agreement.spearman(first, second) == pytest.approx(stats.spearmanr(first, second).statistic)
+    assert agreement.kendall(first, second) == pytest.approx(stats.kendalltau(first, second).statistic)
+    assert agreement.kappa(first, second) == pytest.approx(cohen_kappa_score(first, second))
+    weighted = cohen_kappa_score(first, second, weights="quadratic")
+    assert agreement.kappa(first, second, "quadratic") == pytest.approx(weighted)
+
+
+def test_measures_of_nothing() -> None:
+    for measure in agreement.MEASURES.values():
+        assert measure([], []) is None and measure([3, 3], [3, 3]) is None
+
+
+def test_ranking_of_models_by_hand() -> None:
+    def judged(who: str, model: str, score: int) -> Judged:
+        return Judged(who, model, (Judgement("0:1", "", dict.fromkeys(GOOD, score)),))
+
+    found = [judged("a", model, score) for model, score in zip("xyz", (1, 2, 3), strict=True)]
+    found += [judged("b", model, score) for model, score in zip("xyz", (1, 3, 2), strict=True)]
+    ranking = next(line for line in agreements(found, list(GOOD)) if line["axis"] == "ranking")
+    assert ranking["n"] == 3 and ranking["spearman"] == pytest.approx(0.5)
+    assert moves(found, list(GOOD)) == []

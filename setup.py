@@ -36,7 +36,7 @@ setup(
     install_requires=[
         "accelerate>=1.12",
         "datasets>=4.5",
-        "deepspeed>=0.18.5",
+        "deepspeed>=0.19.8",
         "evaluate>=0.4.6",
         "filelock>=3.20",
         "huggingface_hub",
@@ -53,7 +53,7 @@ setup(
         "tokenizers",
         "torch>=2.8",
         "tqdm",
-        "transformers>=5.20",
+        "transformers>=5.20,<6",
     ],
     extras_require={
         "dev": [

@@ -2,12 +2,14 @@
 
 import os
 import socket
+import tempfile
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="state_")  # the user's own secret stays untouched
 os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", WANDB_MODE="disabled")
 
 

@@ -43,12 +43,14 @@ def test_batch_without_labels() -> None:
 
 
 @pytest.mark.parametrize(
-    ("norm", "fp16", "words"),
-    [(0.0, False, "gradients are 0"), (NAN, False, "norm is nan"), (INF, True, None), (1.0, False, None)],
-)
-def test_gradient(norm: float, fp16: bool, words: str | None) -> None:
-    judge = Guards(fp16=fp16)
-    judge.gradient(norm)
+    ("norm", "overflow", "words"),
+    [(0.0, False, "gradients are 0"), (NAN, False, "norm is nan"), (INF, True, None), (0.0, True, None),
+     (1.0, False, None)],
+)  # fmt: skip
+def test_gradient(norm: float, overflow: bool, words: str | None) -> None:
+    """What a step that loss scaling has skipped reports as its norm, 0 or infinity, is no finding."""
+    judge = Guards(fp16=True)
+    judge.gradient(norm, overflow)
     assert (words is None) == (judge.problem is None)
     assert words is None or words in str(judge.problem)
 

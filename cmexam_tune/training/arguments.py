@@ -16,7 +16,7 @@ from cmexam_tune.batching.batches import Layout
 from cmexam_tune.core import cli
 from cmexam_tune.core.config import Config, recipe_folders
 from cmexam_tune.core.errors import ConfigError
-from cmexam_tune.training import precision
+from cmexam_tune.training import inside, precision
 
 STAGES = ("zero2", "zero3", "zero3_offload")
 
@@ -65,6 +65,10 @@ def build(config: Config, out: Path) -> TrainingArguments:
     if not torch.accelerator.is_available():
         # Unless it is said, transformers takes each of several processes for the first and only one.
         given.setdefault("use_cpu", True)
+    # Every module takes part in every step; looking for those that do not costs a pass over the graph each time.
+    given.setdefault("ddp_find_unused_parameters", False)
+    # The Trainer would count the padding too, and only what the first process sees.
+    given.pop("include_num_input_tokens_seen", None)
     if given.get("deepspeed"):
         given["deepspeed"] = str(deepspeed_path(str(given["deepspeed"])))
         _single_process_environment()
@@ -79,7 +83,7 @@ def build(config: Config, out: Path) -> TrainingArguments:
             f"note: one process uses one of the {arguments.n_gpu} cards. For all of them: "
             f"torchrun --nproc_per_node {arguments.n_gpu} -m cmexam_tune.train ..."
         )
-        arguments._n_gpu = 1
+        inside.one_card(arguments)
     if arguments.deepspeed:
         start_deepspeed()
     return arguments
@@ -93,9 +97,7 @@ def start_deepspeed() -> None:
     import deepspeed
 
     if not torch.accelerator.is_available():
-        # A fast path for CPUs that DeepSpeed would compile first: for minutes, with processes that race for it, and
-        # one killed meanwhile leaves a lock on which every later run waits for ever.
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        inside.skip_cpu_compilation()
     backend = torch.distributed.get_backend() if torch.distributed.is_initialized() else None
     deepspeed.init_distributed(dist_backend=backend or ("nccl" if torch.cuda.is_available() else "gloo"))
 

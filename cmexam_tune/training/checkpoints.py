@@ -1,7 +1,6 @@
-"""Checkpoints that are whole or not there: written beside, summed, renamed; read back only if every byte is right."""
+"""Checkpoints that are whole or not there: written beside, checksummed, renamed; read only if every byte is right."""
 
 import errno
-import json
 import os
 import shutil
 from collections.abc import Mapping
@@ -11,10 +10,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from cmexam_tune.core import cli, files
+from cmexam_tune.core import cli
+from cmexam_tune.core.errors import UserError
+from cmexam_tune.training import processes, seal
 
 STAGING = ".saving"
-MANIFEST = "checksums.json"
 WEIGHTS = "trainable.safetensors"
 PREFIX = "checkpoint-"
 
@@ -31,53 +31,60 @@ def found(out: Path) -> list[Path]:
 
 
 def newest(out: Path) -> Path | None:
-    """Return the newest checkpoint whose checksums hold; every damaged one that is passed over is named."""
-    for folder in found(out):
-        if not (problem := damage(folder)):
-            return folder
-        cli.note(f"note: {folder} is damaged ({problem}); going back to the checkpoint before it")
+    """Return the newest checkpoint whose checksums hold; called by all processes, each reads what it wrote itself.
+
+    Every damaged one that is passed over is named.
+    """
+    rank, world = processes.place()
+    for folder in processes.gather(found(out))[0]:
+        problems = [problem for problem in processes.gather(seal.damage(folder, rank, world)) if problem]
+        if not problems:
+            return Path(folder)
+        if rank == 0:
+            cli.note(f"note: {folder} is damaged ({problems[0]}); going back to the checkpoint before it")
     return None
 
 
-def damage(folder: Path) -> str | None:
-    """Return what is wrong with a checkpoint, or None."""
-    manifest = folder / MANIFEST
-    if not manifest.is_file():
-        return f"no {MANIFEST}: it was not finished"
-    try:
-        sums: dict[str, str] = json.loads(manifest.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        return f"{MANIFEST} cannot be read"
-    for name, value in sums.items():
-        if not (folder / name).is_file():
-            return f"{name} is missing"
-        if files.sha256(folder / name) != value:
-            return f"the checksum of {name} is wrong"
-    return None
+def check_resumable(folder: Path, deepspeed: bool, trusted: bool) -> None:
+    """Refuse a checkpoint that this command cannot go on from, before anything is loaded.
+
+    Raises:
+        UserError: it was written with (or without) DeepSpeed or by another number of DeepSpeed's processes, or
+            somebody else has written it and the command does not say that they are `trusted`.
+    """
+    facts = seal.read(folder) or {}
+    _, world = processes.place()
+    if facts.get("deepspeed") != deepspeed:
+        has, wants = ("with", "without") if facts.get("deepspeed") else ("without", "with")
+        raise UserError(
+            f"{folder}: was saved {has} DeepSpeed and this command runs {wants} it. Set training.deepspeed as before."
+        )
+    if not deepspeed:
+        return
+    if facts["processes"] != world:
+        raise UserError(
+            f"{folder}: was saved by {facts['processes']} processes and this command has {world}; DeepSpeed goes on "
+            f"only with the same number. Start {facts['processes']}, or choose another out=... to begin anew."
+        )
+    if not trusted and not seal.is_own(folder):
+        raise UserError(
+            f"{folder}: this DeepSpeed checkpoint was not written by you on this machine, and reading it can run code "
+            "that was put into it. If you trust whoever wrote it, add --trust-checkpoint to the command."
+        )
 
 
-def publish(staged: Path, target: Path) -> None:
-    """Sum and sync everything in `staged`, then rename it to `target`, replacing what was there."""
-    sums = {}
-    for path in sorted(p for p in staged.rglob("*") if p.is_file()):
-        sums[path.relative_to(staged).as_posix()] = files.sha256(path)
-        _sync(path)
-    with files.atomic_write(staged / MANIFEST) as handle:
-        json.dump(sums, handle, indent=1)
-    _sync(staged)
+def publish(staged: Path, target: Path, deepspeed: bool) -> None:
+    """Checksum everything in `staged`, then rename it to `target`; called by all processes, the first one renames."""
+    rank, world = processes.place()
+    parts = processes.gather(seal.sums(staged, rank, world))
+    if rank != 0:
+        return
+    seal.write(staged, parts, world, deepspeed)
     if target.exists():
         shutil.rmtree(target)
     staged.rename(target)
     staged.parent.rmdir()
-    _sync(target.parent)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    seal.sync(target.parent)
 
 
 def clear_staging(out: Path) -> None:
@@ -99,20 +106,36 @@ def rotate(out: Path, limit: int | None, best: Path | None) -> None:
             kept.remove(folder)
 
 
-def trainable(model: nn.Module, gather: bool = False) -> dict[str, torch.Tensor]:
-    """Return copies on the CPU of every trained parameter; `gather` collects the parts of ZeRO-3 (on all processes)."""
+def parameters(model: nn.Module, everything: bool, keep: bool, deepspeed: bool) -> dict[str, torch.Tensor]:
+    """Return copies on the CPU of the trained parameters, or of all; under DeepSpeed in its float32.
+
+    Args:
+        model: without its wrappers.
+        everything: frozen parameters too.
+        keep: whether this process wants them; DeepSpeed collects from all of them in any case.
+        deepspeed: whether DeepSpeed holds the parameters.
+    """
     result = {}
     for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
+        if not (everything or parameter.requires_grad):
             continue
-        if gather:
-            from deepspeed.runtime.zero import GatheredParameters
-
-            with GatheredParameters([parameter]):
-                result[name] = parameter.detach().cpu().clone()
-        else:
-            result[name] = parameter.detach().cpu().clone()
+        whole = _collected(parameter) if deepspeed else parameter.detach()
+        if keep:
+            result[name] = whole.cpu().clone()
     return result
+
+
+def _collected(parameter: torch.Tensor) -> torch.Tensor:
+    """Return a parameter from the parts that DeepSpeed keeps of it, the optimizer's own float32 where it trains it."""
+    from deepspeed.runtime.zero import GatheredParameters
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    master = safe_get_full_fp32_param(parameter) if parameter.requires_grad else None
+    with GatheredParameters([parameter], enabled=hasattr(parameter, "ds_id")):
+        value = parameter.detach().clone()
+    # With `round_robin_gradients` DeepSpeed 0.19 puts the parts together in the wrong order.
+    right = master is not None and torch.equal(torch.as_tensor(master).to(value), value)
+    return torch.as_tensor(master).detach() if right else value
 
 
 def write_weights(folder: Path, weights: Mapping[str, torch.Tensor]) -> None:
@@ -124,13 +147,14 @@ def write_weights(folder: Path, weights: Mapping[str, torch.Tensor]) -> None:
 def read_weights(folder: Path, model: nn.Module) -> None:
     """Copy the trained parameters of a checkpoint into `model`, bit by bit."""
     stored = load_file(folder / WEIGHTS)
-    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    if set(stored) != set(parameters):
-        odd = sorted(set(stored) ^ set(parameters))[0]
-        raise RuntimeError(f"{folder / WEIGHTS} and the model differ in {odd}: the model or its libraries changed.")
+    tuned = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if different := sorted(set(stored) ^ set(tuned)):
+        raise UserError(
+            f"{folder / WEIGHTS} and the model differ in {different[0]}: the base model or a library has changed since."
+        )
     with torch.no_grad():
         for name, value in stored.items():
-            parameters[name].copy_(value)
+            tuned[name].copy_(value)
 
 
 def is_full_disk(error: BaseException, folder: Path) -> bool:

@@ -56,7 +56,7 @@ class ExamTrainer(StepTrainer):
         batch = held_out[Plan(mine, sum(held_out.weights))]
         summed = 0.0
         for micro, weight in zip(batch.micro, batch.weights, strict=True):
-            summed += float(self.loss_of(self.tuned, self._prepare_inputs(micro), (weight, batch.items)))
+            summed += float(self.loss_of(self.tuned, self.on_device(micro), (weight, batch.items)))
         return processes.total((summed,), args.device)[0]
 
     def exam_accuracy(self) -> float:

@@ -45,9 +45,9 @@ class Guards:
             )
         self._last_loss = value
 
-    def gradient(self, norm: float | None) -> None:
-        """Judge the norm of all gradients of a step, before clipping."""
-        if norm is None or self.problem:
+    def gradient(self, norm: float | None, overflow: bool = False) -> None:
+        """Judge the norm of all gradients of a step, before clipping; `overflow`: loss scaling has skipped the step."""
+        if norm is None or self.problem or overflow:
             return
         if norm == 0:
             self._found(
@@ -55,7 +55,7 @@ class Guards:
                 "Usual causes: nothing trainable is connected to the loss (gradient checkpointing without input "
                 "gradients, a frozen adapter), or float16 underflow.",
             )
-        elif not math.isfinite(norm) and not self.fp16:
+        elif not math.isfinite(norm):
             self._found(f"the gradient norm is {norm}", "Lower training.learning_rate or training.max_grad_norm.")
 
     def scale(self, value: float | None, skipped: bool) -> None:

@@ -28,7 +28,7 @@ class LabelLogits:
         self._positions: torch.Tensor | None = None
         self._hidden: torch.Tensor | None = None
         self._only_first = self._checked = self._scaled = False
-        self._handle = head.register_forward_pre_hook(self._select)
+        head.register_forward_pre_hook(self._select)
 
     def _select(self, _module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
         if self._positions is None:
@@ -95,10 +95,6 @@ class LabelLogits:
                 return token_loss(*self(model, inputs, labels), smoothing)
         summed: Any = _HeadLoss.apply
         return torch.as_tensor(summed(hidden, weight, bias, targets))
-
-    def remove(self) -> None:
-        """Take the hook off the model."""
-        self._handle.remove()
 
 
 class _HeadLoss(torch.autograd.Function):

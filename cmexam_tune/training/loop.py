@@ -44,6 +44,7 @@ def fit(run: runs.Run, train: QuestionFiles, validation: QuestionFiles) -> runs.
     args = arguments_of.build(config, run.path)
     main = args.process_index == 0
     _check_evaluation(args, config, validation)
+    best, args.load_best_model_at_end = args.load_best_model_at_end, False
     family, method = runs.parts(config)
     set_seed(args.seed)
     loaded = family.load(config.model, train)
@@ -60,12 +61,13 @@ def fit(run: runs.Run, train: QuestionFiles, validation: QuestionFiles) -> runs.
     if main:
         _announce(config, args, model, data)
     trainer = _trainer(run, args, (family, loaded), data)
-    resume = checkpoints.newest(run.path) if main else None
-    resume = processes.gather(resume)[0]
+    resume = checkpoints.newest(run.path)
     if resume is not None and main:
         cli.note(f"resuming from {resume}")
     with callbacks.signals(trainer):
         result = trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
+        if best and not trainer.interrupted:
+            trainer.load_best()
     if trainer.interrupted:
         if main:
             cli.note(f"a checkpoint was saved in {run.path}; start the same command again to go on")

@@ -11,6 +11,11 @@ def many() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
+def place() -> tuple[int, int]:
+    """Return the number of this process and how many there are."""
+    return (dist.get_rank(), dist.get_world_size()) if many() else (0, 1)
+
+
 def any_true(flags: tuple[bool, ...], device: torch.device) -> tuple[bool, ...]:
     """Return for each flag whether it is set on at least one process."""
     if not many():

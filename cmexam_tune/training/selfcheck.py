@@ -37,6 +37,10 @@ def save_and_verify(
         TrainingStopped: nothing was learnt to save, or reading back gives another model.
     """
     model = trainer.tuned
+    # What DeepSpeed has in the model is rounded to half precision, or not there at all.
+    state = None
+    if trainer.is_deepspeed_enabled:
+        state = weights if trainer.zero3 else {**model.state_dict(), **weights}
     if not weights or all(not value.any() for value in weights.values()):
         raise TrainingStopped(f"{run.path}: the adapter would be empty or all zero. The last checkpoint is kept.")
     if odd := [name for name, value in weights.items() if not value.isfinite().all()]:
@@ -45,7 +49,7 @@ def save_and_verify(
     shutil.rmtree(staged, ignore_errors=True)
     staged.mkdir(parents=True)
     try:
-        method.save(model, staged, weights if trainer.zero3 else None)
+        method.save(model, staged, state)
         if method.standalone:
             trainer.loaded.tokenizer.save_pretrained(staged)
         runs.write_json(staged / runs.CARD, facts)

@@ -1,6 +1,7 @@
 """transformers' Trainer with whole optimizer steps, label-only logits and guards."""
 
 import contextlib
+import itertools
 import math
 from typing import Any, cast
 
@@ -12,8 +13,8 @@ from cmexam_tune.batching.batches import Batch, StepLoader
 from cmexam_tune.batching.data import Data
 from cmexam_tune.core.config import Config
 from cmexam_tune.families import Classifier, Family, Loaded
-from cmexam_tune.training import checkpoints, guards, logits, processes
-from cmexam_tune.training.saving import SafeTrainer
+from cmexam_tune.training import checkpoints, guards, logits, processes, seal
+from cmexam_tune.training.inside import SafeTrainer
 
 
 class StepTrainer(SafeTrainer):
@@ -59,16 +60,17 @@ class StepTrainer(SafeTrainer):
         """Return the questions of an optimizer step."""
         return self.data.layout.global_batch
 
-    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> int | None:
-        return batch_samples[0].items if batch_samples else None
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> tuple[list[Any], None]:
+        """Return the next step; the loss is divided inside it."""
+        return list(itertools.islice(epoch_iterator, num_batches)), None
 
     def floating_point_ops(self, inputs: Any) -> int:
         """Return the operations of forward and backward over one process's share of a step."""
         return self._flos_per_token * sum(int(micro["input_ids"].numel()) for micro in inputs.micro)
 
-    def _track_num_input_tokens(self, inputs: Any) -> None:
-        if self.args.include_num_input_tokens_seen != "no":
-            self.state.num_input_tokens_seen += inputs.tokens
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log, with the tokens seen so far over all processes."""
+        super().log({**logs, "num_input_tokens_seen": self.state.num_input_tokens_seen}, start_time)
 
     # One optimizer step
 
@@ -80,20 +82,32 @@ class StepTrainer(SafeTrainer):
         done = torch.zeros((), device=self.args.device)
         for turn, micro in enumerate(batch.micro):
             final = turn == len(batch.micro) - 1
-            self.accelerator.gradient_state._set_sync_gradients(final)
             alone = final or self.is_deepspeed_enabled
             with contextlib.nullcontext() if alone else self.accelerator.no_sync(model=model):
-                with self.compute_loss_context_manager():
-                    loss = self.loss_of(model, self._prepare_inputs(micro), (batch.weights[turn], batch.items))
+                loss = self.loss_of(model, self.on_device(micro), (batch.weights[turn], batch.items))
                 loss = loss * self.args.world_size
                 done = done + loss.detach()
                 if final:
                     # DeepSpeed's backward also takes the optimizer's step, so this is the last moment to judge.
                     self._judge(float(done), batch)
-                self.accelerator.backward(loss, **({"scale_wrt_gas": False} if self.is_deepspeed_enabled else {}))
+                self._backward(model, loss, final)
         self.last_loss = float(done)
         self.tokens_done += batch.tokens
+        self.state.num_input_tokens_seen += batch.tokens
         return done
+
+    def on_device(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return a collated micro-batch on this process's device."""
+        return {name: value.to(self.args.device, non_blocking=True) for name, value in inputs.items()}
+
+    def _backward(self, model: Any, loss: torch.Tensor, final: bool) -> None:
+        if not self.is_deepspeed_enabled:
+            self.accelerator.backward(loss)
+            return
+        model.set_gradient_accumulation_boundary(final)
+        model.backward(loss, scale_wrt_gas=False)
+        if final:
+            model.step()
 
     def loss_of(self, model: nn.Module, inputs: dict[str, Any], share: tuple[int, int]) -> torch.Tensor:
         """Return a micro-batch's part of the mean loss over all labels (classifiers: all questions) of a step.
@@ -123,19 +137,15 @@ class StepTrainer(SafeTrainer):
     def _stop(self) -> None:
         """Save the state as it was before the step that went wrong, and end the run."""
         step = self.state.global_step
-        if step and checkpoints.damage(self.run_folder / f"{checkpoints.PREFIX}{step}"):
+        if step and not (self.run_folder / f"{checkpoints.PREFIX}{step}" / seal.MANIFEST).is_file():
             self._save_checkpoint(self.tuned, None)
         saved = checkpoints.found(self.run_folder)
         raise self.guards.stop(step + 1, str(saved[0]) if saved else None)
 
-    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
-        base: Any = super()
-        norm = base._get_grad_norm(model, grad_norm=grad_norm)
-        value = None if norm is None else float(norm)
-        self.guards.gradient(value)
-        if self.accelerator.scaler is not None:
-            self.guards.scale(self.accelerator.scaler.get_scale(), value is not None and not math.isfinite(value))
+    def judge(self, norm: float | None) -> None:
+        """Judge the gradients of a step; they are summed over the processes, so that all of them come to the same."""
+        overflow = self.overflowed or (self.accelerator.scaler is not None and not math.isfinite(norm or 0.0))
+        self.guards.gradient(norm, overflow)
+        self.guards.scale(self.loss_scale, overflow)
         if self.guards.problem is not None:
-            # Gradients are summed over the processes, so that all of them come here together.
             self._stop()
-        return norm

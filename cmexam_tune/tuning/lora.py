@@ -1,5 +1,6 @@
 """LoRA through PEFT: low-rank updates beside frozen matrices (Hu et al. 2021, arXiv:2106.09685)."""
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,23 +48,16 @@ def attach(model: "PreTrainedModel", family: Family, settings: Any) -> "PreTrain
     import torch
     from peft import LoraConfig, TaskType, get_peft_model
 
-    targets = settings.target_modules or family.lora_targets
+    chosen = {
+        **dataclasses.asdict(settings),
+        "target_modules": settings.target_modules or family.lora_targets,
+        "modules_to_save": settings.modules_to_save or None,
+    }
+    if missing := [name for name in settings.modules_to_save if not _holds(model, name)]:
+        raise UserError(f"tuning.modules_to_save: this model has no module called {missing[0]!r}.")
+    task = TaskType.SEQ_CLS if family.task == "classify" else TaskType.CAUSAL_LM
     try:
-        tuned: Any = get_peft_model(
-            model,
-            LoraConfig(
-                task_type=TaskType.SEQ_CLS if family.task == "classify" else TaskType.CAUSAL_LM,
-                r=settings.r,
-                lora_alpha=settings.lora_alpha,
-                lora_dropout=settings.lora_dropout,
-                target_modules=targets if isinstance(targets, str) else list(targets),
-                bias=settings.bias,
-                modules_to_save=list(settings.modules_to_save) or None,
-                use_rslora=settings.use_rslora,
-                use_dora=settings.use_dora,
-            ),
-            autocast_adapter_dtype=True,
-        )
+        tuned: Any = get_peft_model(model, LoraConfig(task_type=task, **_lists(chosen)), autocast_adapter_dtype=True)
     except ValueError as error:
         raise UserError(f"tuning: LoRA cannot be put on this model: {error}") from None
     for module in tuned.modules():
@@ -75,6 +69,16 @@ def attach(model: "PreTrainedModel", family: Family, settings: Any) -> "PreTrain
                 parameter.data = parameter.data.float()
     result: PreTrainedModel = tuned
     return result
+
+
+def _holds(model: "PreTrainedModel", ending: str) -> bool:
+    """Return whether a module's name ends in `ending`, as PEFT compares them."""
+    return any(name.endswith(ending) for name, _ in model.named_modules())
+
+
+def _lists(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return PEFT's arguments with lists for tuples, which its JSON does not have."""
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
 
 
 def save(model: "PreTrainedModel", folder: Path, state_dict: "Mapping[str, torch.Tensor] | None" = None) -> None:

@@ -5,7 +5,6 @@ The adapter folder is PEFT's prefix-tuning format (`adapter_config.json`, `adapt
 `trained.safetensors`.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 standalone = False
 
-CONFIG, WEIGHTS, TRAINED = "adapter_config.json", "adapter_model.safetensors", "trained.safetensors"
+WEIGHTS, TRAINED = "adapter_model.safetensors", "trained.safetensors"
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,7 @@ def save(model: "PreTrainedModel", folder: Path, state_dict: "Mapping[str, torch
     encoder = {name.removeprefix(prefix): value for name, value in trained.items() if name.startswith(prefix)}
     with torch.no_grad():
         flat = flat_embeddings(encoder).contiguous()
-    _write(folder / CONFIG, (json.dumps(_peft_config(model), indent=2, sort_keys=True) + "\n").encode())
+    _save_config(model, folder)
     _write(folder / WEIGHTS, to_bytes({"prompt_embeddings": flat}, metadata={"format": "pt"}))
     if set(trained) != {f"{prefix}embedding.weight"}:
         _write(folder / TRAINED, to_bytes(trained, metadata={"format": "pt"}))
@@ -108,25 +107,29 @@ def _module_name(model: "PreTrainedModel") -> str:
     return next(f"{name}." for name, module in model.named_modules() if module is encoder)
 
 
-def _peft_config(model: "PreTrainedModel") -> dict[str, Any]:
+def _save_config(model: "PreTrainedModel", folder: Path) -> None:
+    """Write PEFT's adapter_config.json."""
+    from peft import PrefixTuningConfig
+
     from cmexam_tune.models.prefix import encoder_of
 
-    encoder = encoder_of(model)
+    encoder: Any = encoder_of(model)
     shape = encoder.shape
     tasks = {"ForCausalLM": "CAUSAL_LM", "ForConditionalGeneration": "CAUSAL_LM", "Classification": "SEQ_CLS"}
-    return {
-        "peft_type": "PREFIX_TUNING",
-        "task_type": next((task for end, task in tasks.items() if type(model).__name__.endswith(end)), None),
-        "base_model_name_or_path": model.config.name_or_path,
-        "inference_mode": True,
-        "num_virtual_tokens": shape.tokens,
-        "num_layers": shape.layers,
-        "num_attention_heads": shape.kv_heads,
-        "token_dim": shape.token_dim,
-        "num_transformer_submodules": 1,
-        "prefix_projection": encoder.trans is not None,
-        "encoder_hidden_size": None if encoder.trans is None else encoder.trans[0].out_features,
-    }
+    kind: Any = PrefixTuningConfig
+    config = kind(
+        task_type=next((task for end, task in tasks.items() if type(model).__name__.endswith(end)), None),
+        base_model_name_or_path=model.config.name_or_path,
+        num_virtual_tokens=shape.tokens,
+        num_layers=shape.layers,
+        num_attention_heads=shape.kv_heads,
+        token_dim=shape.token_dim,
+        num_transformer_submodules=1,
+        prefix_projection=encoder.trans is not None,
+        encoder_hidden_size=None if encoder.trans is None else encoder.trans[0].out_features,
+    )
+    config.inference_mode = True
+    config.save_pretrained(str(folder))
 
 
 def load(model: "PreTrainedModel", folder: Path) -> None:

@@ -8,11 +8,16 @@ from cmexam_tune.batching.questions import QuestionFiles
 from cmexam_tune.core import cli
 from cmexam_tune.core.config import Config, dump_config, load_config
 from cmexam_tune.core.errors import ConfigError
-from cmexam_tune.runfolder import runs
+from cmexam_tune.runfolder import runs, starting
 
 
 def train(
-    config: Config | str | Path, overrides: Sequence[str] = (), *, resume: bool = False, overwrite: bool = False
+    config: Config | str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    trust_checkpoint: bool = False,
 ) -> runs.Run:
     """Train one experiment; started again it goes on where it was, and a finished run is returned as it is.
 
@@ -20,7 +25,8 @@ def train(
         config: a Config, or the path or name of a recipe.
         overrides: `section.key=value` changes to a recipe.
         resume: refuse to start anew where there is nothing to resume.
-        overwrite: replace another run that lies in `out`.
+        overwrite: replace another run that lies in `out`, once the new one has taken its first step.
+        trust_checkpoint: resume a DeepSpeed checkpoint that somebody else wrote; reading it can run code.
 
     Returns:
         The run: its folder, config and final metrics.
@@ -36,14 +42,14 @@ def train(
         config = load_config(config, overrides)
     elif overrides:
         raise ConfigError("overrides change a recipe; with a Config use dataclasses.replace.")
-    run = runs.prepare(config, overwrite, resume)
-    if run.finished:
+    run = starting.prepare(config, overwrite, resume)
+    if run.finished and not overwrite:
         cli.note(f"{run.path}: this run has finished; nothing to do. --overwrite trains it again.")
         return run
     questions, validation = question_files(config)
     from cmexam_tune.training import loop
 
-    return loop.fit(run, questions, validation)
+    return loop.fit(run, questions, validation, overwrite=overwrite, trusted=trust_checkpoint)
 
 
 def question_files(config: Config) -> tuple[QuestionFiles, QuestionFiles]:
@@ -72,7 +78,14 @@ def main(argv: Sequence[str]) -> int | None:
     parser.add_argument("--print-config", action="store_true", help="print the resolved configuration and stop")
     parser.add_argument("--dry-run", action="store_true", help="print parameters, memory, steps and hours, and stop")
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint; refuse to start anew")
-    parser.add_argument("--overwrite", action="store_true", help="replace another run that lies in out")
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace another run that lies in out, after the first step"
+    )
+    parser.add_argument(
+        "--trust-checkpoint",
+        action="store_true",
+        help="resume another user's DeepSpeed checkpoint; it can run code",
+    )
     parser.add_argument("--local_rank", "--local-rank", type=int, default=-1, help="set by the launcher")
     got = parser.parse_intermixed_args(list(argv))
     config = load_config(got.config, got.overrides)
@@ -84,7 +97,7 @@ def main(argv: Sequence[str]) -> int | None:
 
         cli.say(str(estimate.dry_run(config, question_files(config)[0])))
         return None
-    run = train(config, resume=got.resume, overwrite=got.overwrite)
+    run = train(config, resume=got.resume, overwrite=got.overwrite, trust_checkpoint=got.trust_checkpoint)
     if os.environ.get("RANK", "0") == "0":
         cli.say(str(run.path))
     return None

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from cmexam_tune.core.errors import ConfigError, TrainingStopped
 from cmexam_tune.train import train
-from cmexam_tune.training import checkpoints, guards, logits, loop, precision, selfcheck
+from cmexam_tune.training import checkpoints, guards, logits, loop, precision, seal, selfcheck
 from cmexam_tune.training.guards import Guards
 
 NAN, INF = math.nan, math.inf
@@ -109,7 +109,7 @@ def test_run_stops_after_saving(folder: Path, monkeypatch: pytest.MonkeyPatch, v
     assert "step 3, questions q:" in str(stopped.value)
     (saved,) = checkpoints.found(out)
     assert saved.name == "checkpoint-2"
-    assert checkpoints.damage(saved) is None
+    assert seal.damage(saved) is None
     assert not (out / "adapter").exists()
 
 

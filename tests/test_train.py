@@ -20,7 +20,7 @@ from cmexam_tune.core import config
 from cmexam_tune.core.errors import ConfigError, UserError
 from cmexam_tune.runfolder import runs
 from cmexam_tune.train import train
-from cmexam_tune.training import callbacks, checkpoints
+from cmexam_tune.training import callbacks, checkpoints, seal
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def test_run_folder_describes_itself(plain: runs.Run, folder: Path) -> None:
     assert runs.open_run(plain.path).metrics == plain.metrics
     assert "train_loss" in plain._repr_html_()
     assert not list(plain.path.glob(".*")), "nothing half-written is left"
-    assert all(not checkpoints.damage(path) for path in checkpoints.found(plain.path))
+    assert all(not seal.damage(path) for path in checkpoints.found(plain.path))
     files = {path.name for path in checkpoints.found(plain.path)[0].iterdir()}
     assert files == {
         "trainable.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json",

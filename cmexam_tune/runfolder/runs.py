@@ -14,7 +14,6 @@ import dataclasses
 import html
 import json
 import platform
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,23 +22,15 @@ from pathlib import Path
 from typing import Any
 
 from cmexam_tune import __version__
-from cmexam_tune.core import cli, files, variants
-from cmexam_tune.core.config import Config, dump_config, load_config, parse_config, read_yaml
-from cmexam_tune.core.errors import ConfigError, UserError
+from cmexam_tune.core import files, variants
+from cmexam_tune.core.config import Config, dump_config, load_config
+from cmexam_tune.core.errors import UserError
 from cmexam_tune.families import Family, Loaded
 from cmexam_tune.tuning import Method
 
 CONFIG, ADAPTER, LOG, STATE = "config.yaml", "adapter", "log.jsonl", "trainer_state.json"
 ENVIRONMENT, METRICS, CARD = "environment.json", "metrics.json", "cmexam_tune.json"
 PACKAGES = ("torch", "transformers", "peft", "accelerate", "deepspeed", "tokenizers", "safetensors", "sentencepiece")
-# Changing these does not make it another experiment: they say how often to look, not what is computed.
-FREE = {
-    "training": ("logging_steps", "logging_strategy", "logging_first_step", "report_to", "disable_tqdm", "save_steps",
-                 "save_strategy", "save_total_limit", "run_name", "dataloader_num_workers", "dataloader_pin_memory",
-                 "log_level"),
-    "data": ("num_workers", "cache_dir", "test"),
-    "generation": None,
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -90,66 +81,9 @@ def _metrics(path: Path) -> dict[str, float]:
     return json.loads(values.read_text(encoding="utf-8")) if values.is_file() else {}
 
 
-def prepare(config: Config, overwrite: bool = False, resume: bool = False) -> Run:
-    """Return the run folder of an experiment: new, or one that holds the same experiment.
-
-    Raises:
-        UserError: the folder holds another experiment or something else (`overwrite` clears it), or `resume` was asked
-            for and there is nothing to resume.
-    """
-    path = Path(config.out)
-    if path.is_file():
-        raise UserError(f"out={path}: is a file, a folder is needed.")
-    if overwrite and path.is_dir() and any(path.iterdir()):
-        _clear(path)
-    if not path.is_dir() or not any(path.iterdir()):
-        if resume:
-            raise UserError(f"out={path}: there is no run to resume. Leave out --resume to start it.")
-        return Run(path, config)
-    found = open_run_or_refuse(path)
-    if odd := _differences(found.config, config):
-        raise UserError(
-            f"out={path} holds another experiment; it differs in {'; '.join(odd)}. "
-            "Choose another out=..., or add --overwrite to replace it."
-        )
-    return Run(path, config, found.metrics)
-
-
-def open_run_or_refuse(path: Path) -> Run:
-    """Open what lies at `path`, or say that it is no run folder and must not be touched."""
-    if not (path / CONFIG).is_file():
-        raise UserError(f"out={path}: the folder is not empty and holds no run. Choose another out=...")
-    try:
-        # Only compared with the config of the command, which has been asked for its consent to others' code.
-        return Run(path, parse_config(read_yaml(path / CONFIG), str(path / CONFIG)), _metrics(path))
-    except ConfigError as error:
-        raise UserError(f"out={path}: holds a run that cannot be read. Choose another out=...\n{error}") from None
-
-
-def _clear(path: Path) -> None:
-    if not (path / CONFIG).is_file():
-        raise UserError(f"out={path}: the folder holds no run, so --overwrite leaves it alone. Choose another out=...")
-    cli.note(f"note: replacing the run in {path}")
-    for item in path.iterdir():
-        shutil.rmtree(item) if item.is_dir() and not item.is_symlink() else item.unlink()
-
-
-def _differences(old: Config, new: Config) -> list[str]:
-    """Return `key: old -> new` for everything that makes another experiment."""
-    before, after = _experiment(old), _experiment(new)
-    keys = sorted(key for key in {*before, *after} if before.get(key) != after.get(key))
-    return [f"{key}: {before.get(key)!r} there, {after.get(key)!r} here" for key in keys]
-
-
-def _experiment(config: Config) -> dict[str, Any]:
-    flat = {}
-    for section, values in config.to_dict().items():
-        if section == "out" or (section in FREE and FREE[section] is None):
-            continue
-        for key, value in values.items():
-            if key not in (FREE.get(section) or ()):
-                flat[f"{section}.{key}"] = value
-    return flat
+def open_values(path: Path, config: Config) -> Run:
+    """Return the run at `path` whose config has been read already."""
+    return Run(path, config, _metrics(path))
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -5,7 +5,7 @@ import json
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,19 @@ from transformers import TrainerCallback
 
 if TYPE_CHECKING:
     from cmexam_tune.training.evaluation import ExamTrainer
+
+
+class FirstStep(TrainerCallback):
+    """Calls a function once, after the first step."""
+
+    def __init__(self, action: Callable[[], None]) -> None:
+        self._action: Callable[[], None] | None = action
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Call it."""
+        if self._action is not None:
+            self._action()
+            self._action = None
 
 
 class JsonlLog(TrainerCallback):

@@ -53,7 +53,7 @@ def check_resumable(folder: Path, deepspeed: bool, trusted: bool) -> None:
             somebody else has written it and the command does not say that they are `trusted`.
     """
     facts = seal.read(folder) or {}
-    _, world = processes.place()
+    rank, world = processes.place()
     if facts.get("deepspeed") != deepspeed:
         has, wants = ("with", "without") if facts.get("deepspeed") else ("without", "with")
         raise UserError(
@@ -66,7 +66,8 @@ def check_resumable(folder: Path, deepspeed: bool, trusted: bool) -> None:
             f"{folder}: was saved by {facts['processes']} processes and this command has {world}; DeepSpeed goes on "
             f"only with the same number. Start {facts['processes']}, or choose another out=... to begin anew."
         )
-    if not trusted and not seal.is_own(folder):
+    # The secret is the first process's, who may be on another machine.
+    if not trusted and not processes.gather(rank == 0 and seal.is_own(folder))[0]:
         raise UserError(
             f"{folder}: this DeepSpeed checkpoint was not written by you on this machine, and reading it can run code "
             "that was put into it. If you trust whoever wrote it, add --trust-checkpoint to the command."
@@ -131,7 +132,7 @@ def _collected(parameter: torch.Tensor) -> torch.Tensor:
     from deepspeed.utils import safe_get_full_fp32_param
 
     master = safe_get_full_fp32_param(parameter) if parameter.requires_grad else None
-    with GatheredParameters([parameter], enabled=hasattr(parameter, "ds_id")):
+    with GatheredParameters([parameter]):
         value = parameter.detach().clone()
     # With `round_robin_gradients` DeepSpeed 0.19 puts the parts together in the wrong order.
     right = master is not None and torch.equal(torch.as_tensor(master).to(value), value)

@@ -1,11 +1,19 @@
 """`fit`: from a Config to a finished run folder."""
 
+import contextlib
 import math
-import warnings
 from pathlib import Path
 from typing import Any, cast
 
-from transformers import EarlyStoppingCallback, PrinterCallback, ProgressCallback, TrainingArguments, set_seed
+import torch
+from transformers import (
+    EarlyStoppingCallback,
+    PrinterCallback,
+    ProgressCallback,
+    TrainingArguments,
+    get_scheduler,
+    set_seed,
+)
 
 from cmexam_tune.batching import encoding
 from cmexam_tune.batching.data import Data, encoded_questions
@@ -15,20 +23,31 @@ from cmexam_tune.core.config import Config
 from cmexam_tune.core.errors import ConfigError, first_line
 from cmexam_tune.families import Family, Loaded
 from cmexam_tune.models import checkpoint
-from cmexam_tune.runfolder import runs
+from cmexam_tune.runfolder import runs, starting
 from cmexam_tune.training import arguments as arguments_of
 from cmexam_tune.training import callbacks, checkpoints, guards, precision, processes, selfcheck
 from cmexam_tune.training.evaluation import ExamTrainer
 from cmexam_tune.tuning import Method
 
 
-def fit(run: runs.Run, train: QuestionFiles, validation: QuestionFiles) -> runs.Run:
+def fit(
+    run: runs.Run,
+    train: QuestionFiles,
+    validation: QuestionFiles,
+    *,
+    overwrite: bool = False,
+    trusted: bool = False,
+) -> runs.Run:
     """Train the experiment of a run folder, from its newest whole checkpoint where there is one.
 
+    Everything is checked, loaded and encoded before the run folder is touched.
+
     Args:
-        run: as `runs.prepare` returned it.
+        run: as `starting.prepare` returned it.
         train: questions to learn from.
         validation: questions for the loss and exam accuracy while training; may be empty.
+        overwrite: replace the run that lies there, once the first step is done.
+        trusted: read a DeepSpeed checkpoint that somebody else wrote.
 
     Returns:
         The run with its final metrics.
@@ -38,41 +57,66 @@ def fit(run: runs.Run, train: QuestionFiles, validation: QuestionFiles) -> runs.
         TrainingStopped: training degenerated; a checkpoint from before is kept.
         KeyboardInterrupt: a signal asked for it; a checkpoint is kept.
     """
-    # transformers' own renames between its minor versions are nothing that a user of a recipe could mend.
-    warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|peft|torch)\.")
-    config = run.config
-    args = arguments_of.build(config, run.path)
-    main = args.process_index == 0
-    _check_evaluation(args, config, validation)
-    best, args.load_best_model_at_end = args.load_best_model_at_end, False
-    family, method = runs.parts(config)
+    args = arguments_of.build(run.config, run.path)
+    _check_evaluation(args, run.config, validation)
+    first = args.process_index == 0
+    resume = _earlier(run, args, overwrite, trusted)
+    if run.finished and not overwrite:
+        return runs.open_values(run.path, run.config)
+    family, method = runs.parts(run.config)
+    loaded = _load(run.config, args, train, (family, method))
+    data = _data(run, args, (family, loaded), train, validation)
+    trainer = _trainer(run, args, (family, loaded), data)
+    with contextlib.ExitStack() as held:
+        if first:
+            _announce(run.config, args, loaded.model, data)
+            started = held.enter_context(
+                starting.writing(run, overwrite, (arguments_of.device_name(), args.world_size))
+            )
+            checkpoints.clear_staging(run.path)
+            trainer.add_callback(callbacks.FirstStep(started))
+        processes.barrier()
+        metrics = _steps(run, trainer, resume)
+        return _finish(run, trainer, method, metrics)
+
+
+def _earlier(run: runs.Run, args: TrainingArguments, overwrite: bool, trusted: bool) -> Path | None:
+    """Return the checkpoint to go on from, once the run folder is known to be one for all processes."""
+    processes.check_shared(run.path)
+    if args.process_index == 0:
+        starting.settle(run.path)
+    processes.barrier()
+    resume = None if overwrite else checkpoints.newest(run.path)
+    if resume is not None:
+        checkpoints.check_resumable(resume, bool(args.deepspeed), trusted)
+    return resume
+
+
+def _load(config: Config, args: TrainingArguments, train: QuestionFiles, parts: tuple[Family, Method]) -> Loaded:
+    """Return the base model with what is tuned in it."""
+    family, method = parts
     set_seed(args.seed)
     loaded = family.load(config.model, train)
     base: Any = loaded.model
     if args.gradient_checkpointing:
         base.enable_input_require_grads()
-    model = method.attach(base, family, config.tuning.settings)
-    loaded = Loaded(model, loaded.tokenizer)
-    if main:
-        # Not before the model is known to be good: a mistake in its path leaves no run folder behind.
-        runs.begin(run, arguments_of.device_name(), args.world_size)
-        checkpoints.clear_staging(run.path)
-    data = _data(run, args, (family, loaded), train, validation)
-    if main:
-        _announce(config, args, model, data)
-    trainer = _trainer(run, args, (family, loaded), data)
-    resume = checkpoints.newest(run.path)
-    if resume is not None and main:
+    return Loaded(method.attach(base, family, config.tuning.settings), loaded.tokenizer)
+
+
+def _steps(run: runs.Run, trainer: ExamTrainer, resume: Path | None) -> dict[str, Any]:
+    """Take the steps that are left; return the Trainer's metrics."""
+    first = trainer.args.process_index == 0
+    if resume is not None and first:
         cli.note(f"resuming from {resume}")
     with callbacks.signals(trainer):
         result = trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
-        if best and not trainer.interrupted:
+        if not trainer.interrupted and run.config.training.arguments.get("load_best_model_at_end"):
             trainer.load_best()
     if trainer.interrupted:
-        if main:
+        if first:
             cli.note(f"a checkpoint was saved in {run.path}; start the same command again to go on")
         raise KeyboardInterrupt
-    return _finish(run, trainer, method, dict(result.metrics))
+    return dict(result.metrics)
 
 
 def _check_evaluation(args: TrainingArguments, config: Config, validation: QuestionFiles) -> None:
@@ -91,6 +135,8 @@ def _check_evaluation(args: TrainingArguments, config: Config, validation: Quest
         raise ConfigError(
             f"training.metric_for_best_model={args.metric_for_best_model}: known are loss and exam_accuracy."
         )
+    # The Trainer would look for its own files; `_steps` reads the best checkpoint.
+    args.load_best_model_at_end = False
 
 
 def _data(
@@ -137,9 +183,11 @@ def _trainer(run: runs.Run, args: TrainingArguments, model: tuple[Family, Loaded
     family, loaded = model
     try:
         trainer = ExamTrainer(run.config, family, loaded, args, data, eval_dataset=data.validation)
-        trainer.get_optimizer_cls_and_kwargs(args, cast(Any, loaded.model))
-    except (ImportError, RuntimeError, ValueError) as error:
-        # What `report_to`, `optim` or `fsdp` ask for is not installed or does not exist.
+        _try_optimizer(trainer)
+    except (ImportError, RuntimeError, ValueError, TypeError) as error:
+        # What `report_to`, `optim`, `lr_scheduler_type` or `fsdp` ask for is not installed or cannot be.
+        with contextlib.suppress(OSError):
+            run.path.rmdir()
         raise ConfigError(f"training: {first_line(error)}") from None
     trainer.remove_callback(ProgressCallback)
     trainer.remove_callback(PrinterCallback)
@@ -149,6 +197,18 @@ def _trainer(run: runs.Run, args: TrainingArguments, model: tuple[Family, Loaded
     if run.config.training.early_stopping_patience is not None:
         trainer.add_callback(EarlyStoppingCallback(run.config.training.early_stopping_patience))
     return trainer
+
+
+def _try_optimizer(trainer: ExamTrainer) -> None:
+    """Make the optimizer and its schedule for a single number: what they refuse, they refuse before the run starts."""
+    args, model = trainer.args, cast(Any, trainer.loaded.model)
+    kind, options = trainer.get_optimizer_cls_and_kwargs(args, model)
+    if not {"params", "model", "optimizer_dict"} & set(options):
+        optimizer = kind([torch.nn.Parameter(torch.zeros(1))], **options)
+        steps = max(args.max_steps, len(trainer.get_train_dataloader()))
+        get_scheduler(
+            args.lr_scheduler_type, optimizer, args.get_warmup_steps(steps), steps, cast(Any, args.lr_scheduler_kwargs)
+        )
 
 
 def _finish(run: runs.Run, trainer: ExamTrainer, method: Method, metrics: dict[str, Any]) -> runs.Run:

@@ -1,9 +1,14 @@
 """Agreement between the processes of a run; with one process nothing is exchanged."""
 
+import secrets
+import time
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from cmexam_tune.core.errors import UserError
 
 
 def many() -> bool:
@@ -48,3 +53,41 @@ def barrier() -> None:
     """Wait for all processes."""
     if many():
         dist.barrier()
+
+
+def check_shared(path: Path) -> None:
+    """Check that `path` is one folder for all processes, which may run on several machines.
+
+    Raises:
+        UserError: a process does not see what the first one writes there.
+    """
+    rank, world = place()
+    if world == 1:
+        return
+    above = list(path.absolute().parents)
+    # How far up the first folder is that exists, and a file in it that nobody else can have made.
+    level = next(i for i, folder in enumerate(above) if folder.is_dir())
+    level, name = gather((level, f".cmexam_tune.{secrets.token_hex(8)}"))[0]
+    marker = above[min(level, len(above) - 1)] / name
+    if rank == 0:
+        marker.touch()
+    try:
+        barrier()
+        blind = [number for number, seen in enumerate(gather(_appears(marker))) if not seen]
+    finally:
+        if rank == 0:
+            marker.unlink(missing_ok=True)
+    if blind:
+        raise UserError(
+            f"out={path}: process {blind[0]} does not see what process 0 writes there. Several machines need one "
+            "shared file system (NFS, Lustre, ...) for the run folder; equal paths on their own disks are not enough."
+        )
+
+
+def _appears(path: Path) -> bool:
+    """Return whether a file is there, which network file systems may show a moment late."""
+    for _ in range(10):
+        if path.exists():
+            return True
+        time.sleep(0.2)
+    return False

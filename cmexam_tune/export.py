@@ -1,6 +1,7 @@
 """A trained run as something that transformers, PEFT or the ChatGLM authors' scripts load, checked on the way."""
 
 import dataclasses
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -53,6 +54,8 @@ def export(
     """
     from cmexam_tune.runfolder import runs
 
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UserError("export: one process writes a model. Start it without torchrun or another launcher.")
     target = folders.check_folder(out, PROGRAM, overwrite, keep=[run])
     config = runs.open_run(run, overrides).config
     base = [config.model.model_name_or_path, config.model.adapter_name_or_path]

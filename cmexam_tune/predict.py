@@ -59,12 +59,20 @@ def main(argv: Sequence[str]) -> int | None:
         "  cmexam-tune predict --run runs/lora_llama --questions test.questions.jsonl --out predictions.jsonl\n"
         "  cmexam-tune predict --run runs/lora_llama --questions test.questions.jsonl --out legal.jsonl \\\n"
         "      generation.mode=likelihood generation.batch_size=32\n"
-        "  cmexam-tune predict --config zeroshot_qwen.yaml --questions test.questions.jsonl --out zeroshot.jsonl\n\n"
+        "  cmexam-tune predict --config zeroshot_qwen.yaml --questions test.questions.jsonl --out zeroshot.jsonl\n"
+        "  cmexam-tune predict --config zeroshot_qwen_cmb.yaml --questions test.questions.jsonl --out shots.jsonl \\\n"
+        "      prompt.shots=3 prompt.shots_from=val.questions.jsonl prompt.max_source_length=4096\n"
+        "  torchrun --nproc_per_node 8 -m cmexam_tune.predict --run-folder runs/lora_llama \\\n"
+        "      --questions test.questions.jsonl --out predictions.jsonl\n\n"
+        "Several processes (torchrun) share the questions; it may go on with another number of them. torchrun takes\n"
+        "--run for an option of its own: write --run-folder there.\n"
         "generation.mode: generate (free text), constrained (only legal answers can be written) or likelihood (the\n"
         "most probable legal answer). Beside OUT, OUT.meta.json says what the predictions came from.",
     )
     cli.add_config(parser, required=False)
-    parser.add_argument("--run", metavar="DIR", help="folder of a training run")
+    parser.add_argument(
+        "--run", "--run-folder", dest="run", metavar="DIR", help="folder of a training run (torchrun eats --run)"
+    )
     parser.add_argument("--questions", required=True, metavar="FILE", help="as `cmexam-tune preprocess` writes them")
     parser.add_argument("--out", required=True, metavar="FILE", help="predictions, one JSON object a line")
     parser.add_argument("--limit", type=int, metavar="N", help="answer only the first N questions")
@@ -77,8 +85,12 @@ def main(argv: Sequence[str]) -> int | None:
     if got.limit is not None and got.limit < 1:
         raise UserError(f"--limit {got.limit}: at least 1 is needed.")
     source = got.run or got.config
-    out = predict(source, got.questions, got.out, got.overrides, overwrite=got.overwrite, limit=got.limit)
-    cli.say(str(out))
+    from cmexam_tune.prediction import sharing
+
+    with sharing.speaking_once():
+        out = predict(source, got.questions, got.out, got.overrides, overwrite=got.overwrite, limit=got.limit)
+    if sharing.Processes().first:
+        cli.say(str(out))
     return None
 
 

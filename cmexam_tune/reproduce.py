@@ -54,7 +54,7 @@ def reproduce(
         seeds: `training.seed` of each run; off-the-shelf rows have one run.
         data: folder with the exam's raw files, or with questions files.
         overrides: `section.key=value` changes to every recipe, `ROW:section.key=value` to one.
-        launch: what starts a training with several processes, for example `torchrun --nproc_per_node 8 -m`.
+        launch: what starts training and prediction on several cards: `torchrun --nproc_per_node 8 -m`.
 
     Raises:
         UserError: an unknown row, missing data, or missing weights (all of them, with where they come from).
@@ -167,7 +167,11 @@ def _run(unit: Unit, launch: str | None) -> None:
     from cmexam_tune.evaluate import evaluate
     from cmexam_tune.predict import predict
 
-    predict(source, unit.test, predictions)
+    if launch is None:
+        predict(source, unit.test, predictions)
+    else:
+        words = ["--run-folder", source] if unit.row.trained else ["--config", source]
+        _launch(launch, "predict", [*words, "--questions", unit.test, "--out", predictions])
     if not (unit.folder / results.REPORT).is_file():
         profile = "cmb" if unit.entry.exam == "cmb" else "standard"
         evaluate(predictions, unit.test, unit.folder / "report", profile=profile, overwrite=True)
@@ -179,7 +183,11 @@ def _train(unit: Unit, launch: str | None) -> None:
 
         train(unit.config)
         return
-    command = [*shlex.split(launch), "cmexam_tune.train", "--config", str(_write_config(unit))]
+    _launch(launch, "train", ["--config", _write_config(unit)])
+
+
+def _launch(launch: str, program: str, words: Sequence[object]) -> None:
+    command = [*shlex.split(launch), f"cmexam_tune.{program}", *map(str, words)]
     status = subprocess.run(command, env=os.environ, check=False).returncode
     if status:
         raise TrainingStopped(f"{shlex.join(command)} ended with status {status}; start again to resume.")
@@ -199,7 +207,7 @@ def main(argv: Sequence[str]) -> int | None:
     parser.add_argument("--out", required=True, help="folder for data, runs, predictions, reports and tables")
     parser.add_argument("--seeds", default="1", help="comma-separated training seeds, one run each (default: 1)")
     parser.add_argument("--data", default="data/raw", help="folder with the raw exam files (default: data/raw)")
-    parser.add_argument("--launch", help="start each training by this, for example 'torchrun --nproc_per_node 8 -m'")
+    parser.add_argument("--launch", help="start training and prediction by this: 'torchrun --nproc_per_node 8 -m'")
     parser.add_argument("--table3", action="store_true", help="all finished runs in --out as the paper's Table 3")
     got = parser.parse_intermixed_args(list(argv))
     names = [word for word in got.rows if "=" not in word]

@@ -161,3 +161,10 @@ def test_only_an_earlier_export_is_replaced(trained: Callable[[str, str], Path],
 def test_no_run(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no run folder"):
         run_export("--run", tmp_path, "--out", tmp_path / "x")
+
+
+def test_several_processes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match="without torchrun"):
+        main(["export", "--run", str(tmp_path), "--out", str(tmp_path / "model")])
+    assert not (tmp_path / "model").exists()

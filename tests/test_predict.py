@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from modelkit import checkpoint, make_config, question, questions
+from train_helpers import ENVIRONMENT, free_port
 
 from cmexam_tune import answers, predict, prompts
 from cmexam_tune.__main__ import main
@@ -22,7 +24,7 @@ from cmexam_tune.core.config import dump_config
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.models.decode import Decoder
-from cmexam_tune.prediction import provenance
+from cmexam_tune.prediction import provenance, sharing
 from cmexam_tune.prediction.answering import majority
 from cmexam_tune.prediction.resumable import ResumableFile, meta_path
 from cmexam_tune.prompts import order
@@ -353,3 +355,71 @@ def test_a_run_folder_answers_as_its_model_did(asked: Path, tmp_path: Path) -> N
     _, loaded = runs.load(trained.path)
     again = list(llama.answer(loaded, list(jsonl.read(asked, Question)), config))
     assert sorted(read(out), key=str) == sorted(again, key=str)
+
+
+def processes(count: int, *words: object) -> list[subprocess.Popen[bytes]]:
+    """Start what torchrun would, without its own seconds."""
+    command = [sys.executable, "-m", "cmexam_tune.predict", *map(str, words)]
+    common = {**ENVIRONMENT, "WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    return [
+        subprocess.Popen(command, env={**common, "RANK": str(rank)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        for rank in range(count)
+    ]
+
+
+def test_processes_share_the_questions_and_go_on_for_others(asked: Path, recipe: Path, tmp_path: Path) -> None:
+    words = ["--config", recipe, "generation.mode=generate", "generation.batch_size=3", "--questions", asked]
+    alone, shared = tmp_path / "alone", tmp_path / "shared"
+    run(*words, "--out", alone)
+    run(*words, "--out", shared, "--limit", 4)
+    lines = alone.read_bytes().splitlines(keepends=True)
+    # What three processes left when they were killed, one of them in the middle of a line, one after joining.
+    (tmp_path / "shared.part0").write_bytes(lines[9] + lines[20])
+    (tmp_path / "shared.part1").write_bytes(lines[3] + lines[25][:-9])
+    (tmp_path / "shared.part2").write_bytes(lines[29])
+    found = [process.communicate() for process in processes(2, *words, "--out", shared)]
+    assert shared.read_bytes() == alone.read_bytes()
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith("shared.part")]
+    assert found[0][0].decode().split() == [str(shared)] and found[1][0] == b""
+    assert b"7 of 30 are answered already" in found[0][1] and b"30 predictions" in found[0][1]
+    assert b"answered" not in found[1][1]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+def test_shares_are_whole_batches_of_equal_work(count: int) -> None:
+    lengths = [20 + 37 * i % 211 for i in range(1000)]
+    shares = []
+    for rank in range(count):
+        each = sharing.Processes()
+        each.rank, each.count = rank, count
+        shares.append(each.share(lengths, 8, lambda length: length))
+    assert sorted(itertools.chain.from_iterable(shares)) == sorted(lengths)
+    if count > 1:
+        assert max(map(sum, shares)) - min(map(sum, shares)) <= 8 * max(lengths)
+        assert all(share[i] - share[i + 7] <= 3 for share in shares for i in range(0, len(share) - 8, 8))
+
+
+@pytest.mark.slow
+def test_twenty_kills_of_many_processes(asked: Path, recipe: Path, tmp_path: Path) -> None:
+    jsonl.write(asked, questions(400), overwrite=True)
+    words = ["--config", recipe, "generation.mode=generate", "generation.batch_size=1", "prompt.max_target_length=24"]
+    words += ["--questions", asked]
+    out, alone = tmp_path / "killed", tmp_path / "alone"
+    run(*words, "--out", alone)
+    chance, kills = random.Random(0), 0
+    while kills < 20:
+        group = processes(chance.choice((2, 3)), *words, "--out", out)
+        until = time.monotonic() + chance.uniform(8, 16)
+        while time.monotonic() < until and all(process.poll() is None for process in group):
+            time.sleep(0.01)
+        killed = [process for process in group if process.poll() is None]
+        for process in killed:
+            process.kill()
+        for process in group:
+            process.communicate()
+        if not killed:
+            break
+        kills += 1
+    for process in processes(2, *words, "--out", out):
+        assert process.wait() == 0
+    assert out.read_bytes() == alone.read_bytes()

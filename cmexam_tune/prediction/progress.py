@@ -54,5 +54,5 @@ def duration(seconds: float) -> str:
     """Return a time for people: `42 s`, `7 min`, `3 h 20 min`."""
     minutes = round(seconds / 60)
     if seconds < 100:
-        return f"{seconds:.0f} s"
+        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
     return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"

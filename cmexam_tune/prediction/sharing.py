@@ -1,15 +1,35 @@
 """Several processes (torchrun) answer one file: each its share of the questions, into a part of its own."""
 
+import contextlib
 import datetime
 import os
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from cmexam_tune.core.errors import UserError
 
 T = TypeVar("T")
+SILENCE = 5.0
+"""Seconds for the first process to report an error before another does."""
 PATIENCE = datetime.timedelta(days=30)
 """How long a process that is done waits for the others."""
+
+
+@contextlib.contextmanager
+def speaking_once() -> Iterator[None]:
+    """Let the first process report an error that all of them meet: the others speak only if it has not.
+
+    Raises:
+        UserError: what the block raised.
+    """
+    try:
+        yield
+    except UserError:
+        if os.environ.get("RANK", "0") != "0":
+            # The launcher ends this process as soon as the first one has ended.
+            time.sleep(SILENCE)
+        raise
 
 
 class Processes:

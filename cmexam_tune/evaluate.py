@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from cmexam_tune import __version__, profiles
 from cmexam_tune.core import cli, files, jsonl
+from cmexam_tune.core.config.words import check_order
 from cmexam_tune.core.errors import DataError, UserError
 from cmexam_tune.core.schema import Prediction, Question, Scores
 from cmexam_tune.paper import published as paper
@@ -79,18 +80,20 @@ def evaluate(  # noqa: PLR0913 - one argument for each flag of the program
     if len(runs) > 1:
         scores = {name: grading.score(graded, rules) for name, graded in runs.items()}
         spread, agreement = comparison.summarise(scores), comparison.agreement(runs)
-        result = replace(result, runs=scores, summary=spread, agreement=agreement)
+        result = replace(result, runs=scores, summary=spread, agreement=agreement, flips=comparison.flips(runs))
     if profile == ALL:
-        result = replace(result, profiles=all_profiles([one.prediction for one in first], asked))
+        said = [one.prediction for one in first]
+        result = replace(result, profiles=all_profiles(said, asked, _option_order(next(iter(runs)))))
     if out is not None:
         writing.write(result, first, out, overwrite, latex)
     return result
 
 
-def all_profiles(predictions: Predictions, questions: Questions) -> dict[str, Scores]:
+def all_profiles(predictions: Predictions, questions: Questions, option_order: str | None = None) -> dict[str, Scores]:
     """Return the scores of the same outputs by every profile, so that a gap between two papers can be explained."""
     asked, said = _records(questions, Question), _records(predictions, Prediction)
-    return {name: grading.score(grading.grade(asked, said, name), name) for name in profiles.names()}
+    graded = {name: grading.grade(asked, said, name, option_order) for name in profiles.names()}
+    return {name: grading.score(some, name) for name, some in graded.items()}
 
 
 def _against(
@@ -103,9 +106,22 @@ def _against(
 
 def _grade(asked: Sequence[Question], said: Sequence[Prediction], rules: Profile, name: str) -> list[grading.Graded]:
     try:
-        return grading.grade(asked, said, rules)
+        return grading.grade(asked, said, rules, _option_order(name))
     except DataError as error:
         raise DataError(f"{name}: {error}") from None
+
+
+def _option_order(path: str) -> str | None:
+    """Return the order in which predict showed the options, by the note beside its predictions."""
+    try:
+        found = _made_by(path)["config"]["prompt"]["option_order"]
+        if found is not None:
+            check_order(found)
+    except (KeyError, TypeError):
+        return None
+    except ValueError as error:
+        raise DataError(f"{path}.meta.json: {error}.") from None
+    return None if found is None else str(found)
 
 
 def _records(source: Any, cls: type[T]) -> list[T]:
@@ -146,14 +162,19 @@ def _provenance(questions: Any, predictions: Any, baseline: Any) -> dict[str, An
 
 
 def _origin(path: str | Path) -> dict[str, Any]:
-    origin: dict[str, Any] = {"path": str(path), "sha256": files.sha256(path)}
+    made_by = _made_by(path)
+    return {"path": str(path), "sha256": files.sha256(path), **({} if made_by is None else {"made_by": made_by})}
+
+
+def _made_by(path: str | Path) -> Any:
+    """Return the note that predict left beside its file, or None."""
     note = Path(f"{path}.meta.json")
-    if note.is_file():
-        try:
-            origin["made_by"] = json.loads(note.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise DataError(f"{note}: broken JSON, {error}. Predict writes this file; scoring needs none.") from None
-    return origin
+    if not note.is_file():
+        return None
+    try:
+        return json.loads(note.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DataError(f"{note}: broken JSON, {error}. Predict writes this file; scoring needs none.") from None
 
 
 def main(argv: Sequence[str]) -> int | None:

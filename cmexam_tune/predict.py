@@ -46,7 +46,7 @@ def predict(
     with ResumableFile(out, meta, overwrite) as file:
         answering.answer_missing(file, opened, asking, every[:limit])
         if file.processes.first:
-            cli.note(answering.summary(file.result, opened.config))
+            cli.note(answering.summary(file.result))
     return Path(out)
 
 

@@ -9,10 +9,13 @@ import time
 from pathlib import Path
 
 import pytest
+from modelkit import questions
 
 from cmexam_tune.core import jsonl
+from cmexam_tune.core.errors import DataError
 from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.evaluate import evaluate
+from cmexam_tune.prompts import order
 
 ROOT = Path(__file__).resolve().parents[1]
 KEYS = {
@@ -245,3 +248,27 @@ def test_unpublished_answers_leave_a_report_without_accuracy(tmp_path, profile):
     result = evaluate(predictions, questions, tmp_path / "out", profile=profile)
     assert (result.overall["n"], result.overall["scored"], result.overall["accuracy"]) == (3, 0, None)
     assert json.loads((tmp_path / "out" / "report.json").read_text(encoding="utf-8"))["overall"]["accuracy"] is None
+
+
+def test_several_orders_of_the_options_say_how_many_answers_flip(tmp_path: Path) -> None:
+    asked = questions(12)
+    jsonl.write(tmp_path / "q.jsonl", asked)
+    orders = ("rotate:0", "rotate:1", "shuffle:3")
+    for how in orders:
+        # A model that knows the first four answers and likes the letter B for the others.
+        seen = [order.shown(one, how) for one in asked]
+        letters = [one.answer if i < 4 else "B" for i, one in enumerate(seen)]
+        said = [Prediction(one.id, f"答案: {letter}") for one, letter in zip(asked, letters, strict=True)]
+        jsonl.write(tmp_path / how, said)
+        note = {"config": {"prompt": {"option_order": how}}}
+        (tmp_path / f"{how}.meta.json").write_text(json.dumps(note), encoding="utf-8")
+    report = evaluate([tmp_path / how for how in orders], tmp_path / "q.jsonl", tmp_path / "report")
+    meant = [{one.options["B"] for one in (order.shown(one, how) for how in orders)} for one in asked[4:]]
+    assert report.flips == sum(len(texts) > 1 for texts in meant) > 0
+    assert f"| questions whose answer changes | {report.flips} of 12 |" in (tmp_path / "report/report.md").read_text()
+    right = [i < 4 or order.shown(one, "rotate:1").answer == "B" for i, one in enumerate(asked)]
+    rotated = evaluate(tmp_path / "rotate:1", tmp_path / "q.jsonl").overall["accuracy"]
+    assert rotated == pytest.approx(100 * sum(right) / 12)
+    (tmp_path / "rotate:1.meta.json").write_text('{"config": {"prompt": {"option_order": "up"}}}', encoding="utf-8")
+    with pytest.raises(DataError, match="no order of options"):
+        evaluate(tmp_path / "rotate:1", tmp_path / "q.jsonl")

@@ -201,15 +201,14 @@ def majority(key: str, outputs: Sequence[Prediction]) -> Prediction:
     return replace(chosen, question_id=key, votes=tuple(output.text for output in outputs))
 
 
-def summary(result: Mapping[str, Any], config: Config) -> str:
+def summary(result: Mapping[str, Any]) -> str:
     """Return what a prediction came to, in a line for people."""
     text = f"{result.get('records', 0)} predictions"
     if result.get("seconds"):
         text += f", {result['answered']} answered in {duration(result['seconds'])}"
         text += f" ({result['answered'] / result['seconds']:.3g} a second)"
     if result.get("cut"):
-        limit = config.generation.arguments.get("max_new_tokens", config.prompt.max_target_length)
-        text += f"; {result['cut']} outputs were cut off by the limit of {limit} tokens (generation.max_new_tokens)"
+        text += f"; {result['cut']} outputs were cut off by their limit (generation.max_new_tokens)"
     if result.get("failed"):
         text += f"; {result['failed']} failed and will be asked again by the same command"
     return text

@@ -12,7 +12,7 @@ from cmexam_tune.scoring import baselines, breakdowns, comparison, grading
 from cmexam_tune.scoring.comparison import Comparison, Spread
 from cmexam_tune.scoring.grading import Graded
 
-_OPTIONAL = ("runs", "summary", "agreement", "comparison", "profiles")
+_OPTIONAL = ("runs", "summary", "agreement", "flips", "comparison", "profiles")
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,8 @@ class FullReport(Report):
     summary: Mapping[str, Spread] = field(default_factory=dict)
     agreement: Mapping[str, float] = field(default_factory=dict)
     """`first | second` -> share in percent of questions with the same readable answer."""
+    flips: int = 0
+    """Questions whose answer is not the same in all runs."""
     comparison: Comparison | None = None
     profiles: Mapping[str, Scores] = field(default_factory=dict)
     """The same outputs by every profile."""

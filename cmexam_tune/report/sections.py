@@ -75,7 +75,8 @@ def summary(report: FullReport) -> Table:
 def agreement(report: FullReport) -> Table:
     """Return how often two runs gave the same readable answer."""
     lines = tuple((pair, f"{share:.1f}") for pair, share in report.agreement.items())
-    return Table(("", "%"), lines, "Same readable answer")
+    changed = ("questions whose answer changes", f"{report.flips} of {report.overall['n']}")
+    return Table(("", "%"), (*lines, changed), "Same readable answer")
 
 
 def baselines(report: FullReport) -> Table:

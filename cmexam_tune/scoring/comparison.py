@@ -97,6 +97,11 @@ def summarise(runs: Mapping[str, Scores]) -> dict[str, Spread]:
     return table
 
 
+def flips(runs: Mapping[str, Sequence[Graded]]) -> int:
+    """Return how many questions do not have the same answer in all runs, for example in all orders of the options."""
+    return sum(len({one.answer for one in each}) > 1 for each in zip(*runs.values(), strict=True))
+
+
 def agreement(runs: Mapping[str, Sequence[Graded]]) -> dict[str, float]:
     """Return {"first | second": share in percent of questions with the same readable answer} for each two runs."""
     names = list(runs)

@@ -11,6 +11,7 @@ from cmexam_tune.core.schema import Prediction, Question, Scores
 from cmexam_tune.metrics import significance, text_metrics
 from cmexam_tune.metrics.text_metrics import PairStatistics
 from cmexam_tune.profiles import Profile, Reading
+from cmexam_tune.prompts import order
 
 _UNREAD = "无答案"
 _SHOWN = 5
@@ -39,19 +40,26 @@ class Graded:
 
 
 def grade(
-    questions: Iterable[Question], predictions: Iterable[Prediction], profile: str | Profile = "standard"
+    questions: Iterable[Question],
+    predictions: Iterable[Prediction],
+    profile: str | Profile = "standard",
+    option_order: str | None = None,
 ) -> list[Graded]:
     """Return every question with its prediction, read again by the profile's parser, in the order of the questions.
 
     The text metrics of a profile that skips missing references are left out altogether (`text` is None) where not one
     prediction holds an explanation: the model was not asked for any.
 
+    Where the options were shown in another order (`prompt.option_order`), the outputs are read and counted with the
+    options in that order, and the answers are given back in the exam's letters.
+
     Raises:
         DataError: the ids of predictions and questions are not the same set.
         ConfigError: an unknown profile.
     """
     rules = profiles.get(profile) if isinstance(profile, str) else profile
-    matched = _match(list(questions), list(predictions))
+    exam = list(questions)
+    matched = _match([order.shown(question, option_order) for question in exam], list(predictions))
     readings = _readings(rules, matched)
     pairs: dict[int, tuple[str, str]] = {}
     if rules.statistics and (rules.no_reference == "empty" or any(reading.explanation for reading in readings)):
@@ -66,9 +74,9 @@ def grade(
         texts = dict(zip(pairs, rules.statistics(hypotheses, references), strict=True))
     return [
         Graded(
-            question,
+            printed,
             prediction,
-            reading.answer,
+            order.restored(reading.answer, printed, option_order),
             reading.explanation,
             texts.get(i),
             right=rules.right(reading.answer, question) if question.answer is not None else 0.0,
@@ -76,7 +84,7 @@ def grade(
             and (rules.subset is None or rules.subset(question))
             and not rules.drops(prediction.text, reading),
         )
-        for i, ((question, prediction), reading) in enumerate(zip(matched, readings, strict=True))
+        for i, (printed, (question, prediction), reading) in enumerate(zip(exam, matched, readings, strict=True))
     ]
 
 

@@ -170,7 +170,7 @@ def _run(unit: Unit, launch: str | None) -> None:
     if launch is None:
         predict(source, unit.test, predictions)
     else:
-        words = ["--run-folder", source] if unit.row.trained else ["--config", source]
+        words = ["--run-folder", source] if unit.entry.trained else ["--config", source]
         _launch(launch, "predict", [*words, "--questions", unit.test, "--out", predictions])
     if not (unit.folder / results.REPORT).is_file():
         profile = "cmb" if unit.entry.exam == "cmb" else "standard"

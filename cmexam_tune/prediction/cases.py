@@ -36,7 +36,7 @@ def predict(source: loading.Source, questions: str | Path, out: str | Path, over
             answers = usage.counted(file, writer, _answers(file, writer, config, cases))
         answering.write(file, answers, keys)
         if file.processes.first:
-            cli.note(answering.summary(file.result, config))
+            cli.note(answering.summary(file.result))
     return Path(out)
 
 

@@ -2,7 +2,7 @@
 
 import json
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -78,9 +78,7 @@ def evaluate(  # noqa: PLR0913 - one argument for each flag of the program
     result = building.build(first, rules, _provenance(questions, predictions, baseline), published=numbers)
     result = replace(result, comparison=against)
     if len(runs) > 1:
-        scores = {name: grading.score(graded, rules) for name, graded in runs.items()}
-        spread, agreement = comparison.summarise(scores), comparison.agreement(runs)
-        result = replace(result, runs=scores, summary=spread, agreement=agreement, flips=comparison.flips(runs))
+        result = _with_runs(result, runs, rules)
     if profile == ALL:
         said = [one.prediction for one in first]
         result = replace(result, profiles=all_profiles(said, asked, _option_order(next(iter(runs)))))
@@ -94,6 +92,14 @@ def all_profiles(predictions: Predictions, questions: Questions, option_order: s
     asked, said = _records(questions, Question), _records(predictions, Prediction)
     graded = {name: grading.grade(asked, said, name, option_order) for name in profiles.names()}
     return {name: grading.score(some, name) for name, some in graded.items()}
+
+
+def _with_runs(
+    report: building.FullReport, runs: Mapping[str, Sequence[grading.Graded]], rules: Profile
+) -> building.FullReport:
+    scores = {name: grading.score(graded, rules) for name, graded in runs.items()}
+    spread, agreement = comparison.summarise(scores), comparison.agreement(runs)
+    return replace(report, runs=scores, summary=spread, agreement=agreement, flips=comparison.flips(runs))
 
 
 def _against(

@@ -47,6 +47,9 @@ def empty(model: Any) -> DynamicCache:
     """Return the cache that a model starts from: with its prefix, if it has one and keeps all keys of every layer."""
     cache = DynamicCache(config=model.config)
     encoder = find_encoder(model)
-    if encoder is None or not all(type(layer) is DynamicLayer for layer in cache.layers):
-        return cache
-    return PrefixCache(encoder, model.config)
+    return cache if encoder is None or not keeps_all(cache) else PrefixCache(encoder, model.config)
+
+
+def keeps_all(cache: DynamicCache) -> bool:
+    """Return whether every layer keeps all keys; one with a window or a state of its own depends on what follows."""
+    return all(type(layer) in (DynamicLayer, PrefixLayer) for layer in cache.layers)

@@ -69,9 +69,14 @@ def collate(loaded: Loaded, groups: Sequence[Sequence[Mapping[str, Any]]]) -> di
     return {"input_ids": ids, "labels": labels, **extra}
 
 
-def left_padded(rows: Sequence[Ids], pad: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ids and attention mask, both [rows, longest], of prompts that end together."""
-    width = max(len(row) for row in rows)
-    ids = torch.tensor([[pad] * (width - len(row)) + row for row in rows], device=device)
-    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=device)
-    return ids, mask
+def left_padded(
+    rows: Sequence[Ids], pad: int, device: torch.device, start: Sequence[int] = ()
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return ids and attention mask, both [rows, longest], of prompts that end together.
+
+    Where all begin with `start`, that stands at the left edge, and the padding between it and what follows.
+    """
+    width, front = max(len(row) for row in rows), len(start)
+    ids = [[*start, *[pad] * (width - len(row)), *row[front:]] for row in rows]
+    mask = [[1] * front + [0] * (width - len(row)) + [1] * (len(row) - front) for row in rows]
+    return torch.tensor(ids, device=device), torch.tensor(mask, device=device)

@@ -1,8 +1,8 @@
 """Three ways in which a decoder answers: free text, only legal answers, the most probable legal answer."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 import torch
 from peft import PeftModel
@@ -15,51 +15,15 @@ from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.models import Loaded, cache, features, legal, sampling, writing
 from cmexam_tune.models.causal import Codec, left_padded
 from cmexam_tune.models.features import Ids
+from cmexam_tune.models.items import Batch, Item, Reading, Written
 from cmexam_tune.models.precision import inference
+from cmexam_tune.models.reading import Reader, Start, shared
 from cmexam_tune.prompts import Asked
 
+FEW = 4
+"""Questions from which on it is worth to read apart what their prompts begin with."""
 BLANK = "…"
 """Stands for stem and options in the prompt that prior normalisation compares with."""
-
-
-@dataclass(frozen=True)
-class Item:
-    """What is asked, and its prompt as ids."""
-
-    asked: Asked
-    ids: Ids
-
-    @property
-    def question(self) -> Question:
-        """The question, whole, however much of it the prompt holds."""
-        return self.asked.question
-
-
-@dataclass(frozen=True)
-class Written:
-    """What a model wrote, before anybody reads an answer out of it."""
-
-    asked: Asked
-    text: str
-    prompt_tokens: int
-    tokens: int
-    """Written, the one that ended the text included."""
-    finish: Literal["stop", "length"]
-    """Ended by the model or a stop string, or cut off by a limit."""
-
-
-@dataclass(frozen=True)
-class Reading:
-    """A batch that was read up to where the legal answers of each row part."""
-
-    items: list[Item]
-    reader: legal.Reader
-    roots: list[legal.Node]
-    """Of each row, the tree of the rest of its legal answers."""
-    after: torch.Tensor
-    """Log-probabilities [b, v] at the roots."""
-    lead: list[float]
-    """Of each row, the summed log-probability of what all its answers start with; 0 where that was not asked for."""
 
 
 class Decoder:
@@ -111,13 +75,13 @@ class Decoder:
         chosen, shaping = sampling.split(writing.settings(self.model, self.tokenizer, self.config))
         ends = writing.end_ids(chosen)
         for batch in self._batches(self.ask(asked)):
-            rows = [item.ids + self.codec.lead for item in batch]
+            rows = [item.ids + self.codec.lead for item in batch.items]
             width = max(len(row) for row in rows)
             stops = [writing.StopText(self.tokenizer, self.codec.stop, width)] if self.codec.stop else []
-            keys = [item.question.id for item in batch]
+            keys = [item.question.id for item in batch.items]
             draws = [] if shaping is None else [sampling.Draw(shaping, keys, self.config.generation.seed)]
-            new = self._generate(rows, chosen, stopping_criteria=stops, logits_processor=draws)
-            for item, row, ids in zip(batch, rows, new, strict=True):
+            new = self._generate(rows, chosen, batch.start, stopping_criteria=stops, logits_processor=draws)
+            for item, row, ids in zip(batch.items, rows, new, strict=True):
                 # The first end counts, also where padding behind it would be read as text.
                 end = next((place for place, token in enumerate(ids) if token in ends), None)
                 ids = ids[:end]
@@ -131,7 +95,7 @@ class Decoder:
     def constrained(self, asked: Sequence[Asked]) -> Iterator[tuple[Item, str]]:
         """Let the model write only legal answers: the style's words, then letters of the question in order."""
         for batch, leads, roots in self._trees(self.ask(asked)):
-            rows = [item.ids + self.codec.lead + lead for item, lead in zip(batch, leads, strict=True)]
+            rows = [item.ids + self.codec.lead + lead for item, lead in zip(batch.items, leads, strict=True)]
             width = max(len(row) for row in rows)
             chosen = GenerationConfig(
                 do_sample=False, use_cache=True, max_new_tokens=max(root.depth for root in roots), pad_token_id=self.pad
@@ -139,10 +103,11 @@ class Decoder:
             new = self._generate(
                 rows,
                 chosen,
+                batch.start,
                 logits_processor=[writing.OnlyLegal(roots, width)],
                 stopping_criteria=[writing.AtLeaf(roots, width)],
             )
-            for item, root, ids in zip(batch, roots, new, strict=True):
+            for item, root, ids in zip(batch.items, roots, new, strict=True):
                 yield item, str(legal.walk(root, ids).letters)
 
     def likelihoods(self, asked: Sequence[Asked], whole: bool = True) -> Iterator[tuple[Item, dict[str, float]]]:
@@ -207,13 +172,24 @@ class Decoder:
             ((_, self._priors[key]),) = self.likelihoods([replace(asked, question=blank)])
         return self._priors[key]
 
-    def _batches(self, items: Sequence[Item], key: Callable[[Item], Any] = lambda item: 0) -> Iterator[list[Item]]:
-        """Yield batches of similar length, the longest first so that memory runs out at once or never."""
-        order = sorted(items, key=lambda item: (key(item), -len(item.ids)))
-        for start in range(0, len(order), self.config.generation.batch_size):
-            yield order[start : start + self.config.generation.batch_size]
+    def _batches(self, items: Sequence[Item], key: Callable[[Item], Any] = lambda item: 0) -> Iterator[Batch]:
+        """Yield batches of similar length, the longest first so that memory runs out at once or never.
 
-    def _trees(self, items: Sequence[Item]) -> Iterator[tuple[list[Item], list[Ids], list[legal.Node]]]:
+        Questions with the same examples stand together: their beginning is read once.
+        """
+        groups: dict[Any, list[Item]] = {}
+        for item in items:
+            groups.setdefault((item.asked.system, item.asked.examples), []).append(item)
+        rest = [item for group in groups.values() if len(group) < FEW for item in group]
+        together = [group for group in (*groups.values(), rest) if len(group) >= FEW or (group is rest and rest)]
+        for group in sorted(together, key=lambda group: -max(len(item.ids) for item in group)):
+            with inference(self.model):
+                start = shared(self.model, [item.ids for item in group], self.pad) if group is not rest else None
+            order = sorted(group, key=lambda item: (key(item), -len(item.ids)))
+            for first in range(0, len(order), self.config.generation.batch_size):
+                yield Batch(order[first : first + self.config.generation.batch_size], start)
+
+    def _trees(self, items: Sequence[Item]) -> Iterator[tuple[Batch, list[Ids], list[legal.Node]]]:
         """Yield batches with what all legal answers of each row start with, and the tree of the rest of them."""
         known: dict[str, tuple[Ids, legal.Node]] = {}
 
@@ -225,31 +201,37 @@ class Decoder:
             if (key := kind(item)) not in known:
                 known[key] = legal.tree(self.legal_answers(item.question))
         for batch in self._batches(items, kind):
-            leads, roots = zip(*(known[kind(item)] for item in batch), strict=True)
+            leads, roots = zip(*(known[kind(item)] for item in batch.items), strict=True)
             yield batch, list(leads), list(roots)
 
     def _readings(self, items: Sequence[Item], whole: bool) -> Iterator[Reading]:
         for batch, leads, roots in self._trees(items):
-            rows = [item.ids + self.codec.lead + lead for item, lead in zip(batch, leads, strict=True)]
+            rows = [item.ids + self.codec.lead + lead for item, lead in zip(batch.items, leads, strict=True)]
             with inference(self.model):
-                reader = legal.Reader(self.model, rows, self.pad)
+                reader = Reader(self.model, rows, self.pad, batch.start)
                 logs = reader.prefill(max(len(lead) for lead in leads) + 1 if whole else 1)
             sums = [_sum(row, lead) if whole else 0.0 for row, lead in zip(logs, leads, strict=True)]
-            yield Reading(batch, reader, roots, logs[:, -1], sums)
+            yield Reading(batch.items, reader, roots, logs[:, -1], sums)
 
-    def _generate(self, rows: list[Ids], chosen: GenerationConfig, **more: Any) -> list[Ids]:
+    def _generate(
+        self, rows: list[Ids], chosen: GenerationConfig, start: Start | None = None, **more: Any
+    ) -> list[Ids]:
         """Return what the model adds to each row.
 
         While it writes, the checkpoint's own generation settings are put away: transformers would take from them
         whatever `chosen` leaves open.
         """
-        ids, mask = left_padded(rows, self.pad, self.model.device)
+        ids, mask = left_padded(rows, self.pad, self.model.device, start.ids if start else ())
         own, self.model.generation_config = self.model.generation_config, chosen
         try:
             with inference(self.model):
-                start = cache.empty(self.model) if chosen.use_cache else None
+                past = start.rows(len(rows) * int(chosen.num_beams or 1)) if start else cache.empty(self.model)
                 out = self.model.generate(
-                    input_ids=ids, attention_mask=mask, generation_config=chosen, past_key_values=start, **more
+                    input_ids=ids,
+                    attention_mask=mask,
+                    generation_config=chosen,
+                    past_key_values=past if chosen.use_cache else None,
+                    **more,
                 )
         finally:
             self.model.generation_config = own

@@ -1,15 +1,12 @@
-"""The answers that a question allows, as token trees, and reading a decoder's scores along them with its cache."""
+"""The answers that a question allows, as token trees, and their scores along them."""
 
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
-from cmexam_tune.models import cache
-from cmexam_tune.models.causal import left_padded
 from cmexam_tune.models.features import Ids
+from cmexam_tune.models.reading import Reader
 
 
 @dataclass
@@ -52,50 +49,6 @@ def tree(answers: Mapping[str, Ids]) -> tuple[Ids, Node]:
     for letters, row in answers.items():
         root.add(row[len(lead) :], letters)
     return lead, root
-
-
-class Reader:
-    """One batch of prompts going through a decoder, with its cache."""
-
-    def __init__(self, model: Any, rows: Sequence[Ids], pad: int) -> None:
-        """Take prompts as ids; they are padded on the left and nothing is computed yet."""
-        self._model = model
-        self._ids, self._mask = left_padded(rows, pad, model.device)
-        self._cache = cache.empty(model)
-        self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
-
-    def prefill(self, keep: int) -> torch.Tensor:
-        """Run the prompts and return the log-probabilities after each of their last `keep` tokens, [b, keep, v]."""
-        return self._run(None, keep)
-
-    def feed(self, tokens: Sequence[int]) -> torch.Tensor:
-        """Append one token to each row and return the log-probabilities after it, [b, v]."""
-        column = torch.tensor(tokens, device=self._ids.device)[:, None]
-        self._ids = torch.cat([self._ids, column], dim=1)
-        self._mask = torch.cat([self._mask, torch.ones_like(column)], dim=1)
-        return self._run(1, 1)[:, 0]
-
-    def drop(self) -> None:
-        """Take the last token of every row away again."""
-        self._ids, self._mask = self._ids[:, :-1], self._mask[:, :-1]
-        self._cache.crop(-1)
-
-    def _run(self, new: int | None, keep: int) -> torch.Tensor:
-        model = self._model
-        # What `generate` does for one step, so that a family's own positions and inputs are used.
-        positions = model._prepare_position_ids_for_generation(self._ids, {"attention_mask": self._mask})
-        inputs = model.prepare_inputs_for_generation(
-            self._ids,
-            next_sequence_length=new,
-            past_key_values=self._cache,
-            attention_mask=self._mask,
-            position_ids=positions,
-            is_first_iteration=new is None,
-            use_cache=True,
-            **({"logits_to_keep": keep} if self._keeps else {}),
-        )
-        logits = model(**inputs).logits[:, -keep:].float()
-        return torch.log_softmax(logits, dim=-1)
 
 
 def totals(reader: Reader, roots: Sequence[Node], after: torch.Tensor) -> list[dict[str, float]]:

@@ -270,6 +270,9 @@ class ChatGLMForCausalLM(ChatGLMPreTrainedModel, GenerationMixin):
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
         return CausalLMOutputWithPast(loss, logits, outputs.past_key_values, outputs.hidden_states, outputs.attentions)
 
+    reads_both_ways = True
+    """The keys of a context depend on all of it, so prompts cannot share those of their beginning."""
+
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """Generate as every transformers model; the original's `[b, 1, s, s]` mask is accepted too."""
         mask = kwargs.get("attention_mask")

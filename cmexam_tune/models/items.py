@@ -1,0 +1,59 @@
+"""What passes through a decoder: questions with their prompts, batches of them, texts and readings."""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+
+from cmexam_tune.core.schema import Question
+from cmexam_tune.models import legal
+from cmexam_tune.models.features import Ids
+from cmexam_tune.models.reading import Reader, Start
+from cmexam_tune.prompts import Asked
+
+
+@dataclass(frozen=True)
+class Item:
+    """What is asked, and its prompt as ids."""
+
+    asked: Asked
+    ids: Ids
+
+    @property
+    def question(self) -> Question:
+        """The question, whole, however much of it the prompt holds."""
+        return self.asked.question
+
+
+class Batch(NamedTuple):
+    """Questions that are answered together, and what their prompts begin with if that was read already."""
+
+    items: list[Item]
+    start: Start | None
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a model wrote, before anybody reads an answer out of it."""
+
+    asked: Asked
+    text: str
+    prompt_tokens: int
+    tokens: int
+    """Written, the one that ended the text included."""
+    finish: Literal["stop", "length"]
+    """Ended by the model or a stop string, or cut off by a limit."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A batch that was read up to where the legal answers of each row part."""
+
+    items: list[Item]
+    reader: Reader
+    roots: list[legal.Node]
+    """Of each row, the tree of the rest of its legal answers."""
+    after: torch.Tensor
+    """Log-probabilities [b, v] at the roots."""
+    lead: list[float]
+    """Of each row, the summed log-probability of what all its answers start with; 0 where that was not asked for."""

@@ -1,0 +1,100 @@
+"""What prompts begin with alike is read once: same texts and scores as when every prompt is read whole."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from modelkit import checkpoint, make_config, questions
+
+from cmexam_tune import prompts
+from cmexam_tune.core import variants
+from cmexam_tune.core.config import Config
+from cmexam_tune.core.schema import Question, Turn
+from cmexam_tune.families import Loaded
+from cmexam_tune.models import reading
+from cmexam_tune.models.decode import plainly
+from cmexam_tune.prompts import Asked
+
+
+def world(family: str, method: str) -> tuple[Any, Loaded, Config]:
+    name = family.removesuffix("2")
+    settings = {"ptuning": {"method": "ptuning", "num_virtual_tokens": 5}, "full": {"method": "full"}}[method]
+    config = make_config(
+        name, model__model_name_or_path=checkpoint(family), tuning=settings,
+        prompt__max_target_length=8, prompt__max_source_length=1000,
+    )  # fmt: skip
+    module = variants.load("families", name)
+    base, tokenizer = module.load(config.model)
+    model: Any = variants.load("tuning", method).attach(base, module, config.tuning.settings).eval()
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+    return module, Loaded(model, tokenizer), config
+
+
+def with_examples(asked: list[Question], config: Config) -> list[Asked]:
+    """Two classes with two examples each, and two questions that share theirs with none."""
+    pool = questions(60)[50:]
+    made = []
+    for place, one in enumerate(plainly(asked, config)):
+        some = pool[2 * (place % 2) :][:2] if place < len(asked) - 2 else pool[place % 5 + 4 :][:2]
+        made.append(replace(one, examples=tuple(
+            Turn(e.prompt, e.completion) for e in (prompts.render(q, config.prompt.style) for q in some)
+        )))  # fmt: skip
+    return made
+
+
+@pytest.mark.parametrize(("family", "method"), [
+    ("llama", "full"), ("llama", "ptuning"), ("chatglm2", "full"), ("chatglm2", "ptuning"), ("chatglm", "full"),
+])  # fmt: skip
+@pytest.mark.parametrize("mode", ["generate", "constrained", "likelihood"])
+def test_reuse_changes_nothing(family: str, method: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, loaded, config = world(family, method)
+    config = replace(config, generation=replace(config.generation, mode=mode, batch_size=3))
+    asked = with_examples(questions(12), config)
+    read: list[int] = []
+    loaded.model.register_forward_pre_hook(
+        lambda _model, _args, kwargs: read.append(kwargs["input_ids"].numel()), with_kwargs=True
+    )
+    found = []
+    for shortest in (reading.SHORTEST, 10**6):
+        monkeypatch.setattr(reading, "SHORTEST", shortest)
+        before = sum(read)
+        answers = {p.question_id: p for p in module.decoder(loaded, config).answer(asked)}
+        found.append((answers, sum(read) - before))
+    assert found[0][0] == found[1][0] and len(found[0][0]) == 12
+    if family == "chatglm":
+        assert found[0][1] == found[1][1], "its context is read in both directions"
+    else:
+        assert found[0][1] < found[1][1] / 1.5
+
+
+def test_scores_and_beams(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, loaded, config = world("llama", "full")
+    asked = with_examples(questions(8), config)
+    beams = replace(config, generation=replace(config.generation, arguments={"num_beams": 2}))
+    found: list[Any] = []
+    for shortest in (reading.SHORTEST, 10**6):
+        monkeypatch.setattr(reading, "SHORTEST", shortest)
+        scores = {item.question.id: each for item, each in module.decoder(loaded, config).likelihoods(asked)}
+        texts = {p.question_id: p.text for p in module.decoder(loaded, beams).answer(asked)}
+        found.append((scores, texts))
+    assert found[0][1] == found[1][1]
+    for key, each in found[0][0].items():
+        assert each == pytest.approx(found[1][0][key], abs=1e-4)
+
+
+def test_rows_start_alike_and_apart() -> None:
+    """A start serves several batches: what one adds does not reach the next."""
+    _, loaded, _ = world("llama", "full")
+    ids = list(range(5, 60))
+    with torch.inference_mode():
+        start = reading.shared(loaded.model, [[*ids, 7], [*ids, 8, 9]], 0)
+        assert start is not None and start.ids == ids
+        one = reading.Reader(loaded.model, [[*ids, 7], [*ids, 8, 9]], 0, start).prefill(1)
+        again = reading.Reader(loaded.model, [[*ids, 7], [*ids, 8, 9]], 0, start).prefill(1)
+        whole = reading.Reader(loaded.model, [[*ids, 7], [*ids, 8, 9]], 0).prefill(1)
+    assert torch.equal(one, again) and torch.allclose(one, whole, atol=1e-4)
+    assert start.cache.get_seq_length() == len(ids)

@@ -9,6 +9,9 @@ question. The original's way is the installed transformers' own `generate`. The 
 vocabulary 32,000) and tuned here, shortly, to write its answer and stop: how often it is right does not matter, how
 soon it stops does, and that is printed too. Training is not part of any time. Without `--questions` the sample is used;
 on a GPU try `--device cuda --dtype bfloat16 --batch-size 128`.
+
+At the end the same questions are asked after three worked examples (`prompt.shots=3`), once with the examples read for
+each question and once with their keys and values computed once: the ratio of the two, and how many texts are the same.
 """
 
 import argparse
@@ -19,6 +22,7 @@ import random
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +36,8 @@ from cmexam_tune.core.config import Config
 from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.exams import cmexam
 from cmexam_tune.families import Loaded, llama
+from cmexam_tune.models import reading
+from cmexam_tune.prompts import Asking
 
 WIDTH, NEW_TOKENS = 256, 256
 SAMPLE = Path(tiny.__file__).parent / "sample" / "cmexam"
@@ -44,7 +50,7 @@ def read(path: str | None) -> list[Question]:
 def first(found: Sequence[Question], count: int) -> list[Question]:
     """The first questions, over and over under new ids if there are fewer."""
     rounds = (found[i % len(found)] for i in range(count))
-    return [Question(f"{i}", q.stem, q.options, q.answer) for i, q in enumerate(rounds)]
+    return [Question(f"{i}", q.stem, q.options, q.answer, q.explanation) for i, q in enumerate(rounds)]
 
 
 def settings(folder: Path, arguments: argparse.Namespace, mode: str) -> Config:
@@ -135,6 +141,43 @@ def measure(
     return results
 
 
+def with_examples(
+    loaded: Loaded, questions: Sequence[Question], folder: Path, arguments: argparse.Namespace
+) -> dict[str, Any]:
+    """Three-shot prompts, read whole and with their common beginning read once."""
+    results: dict[str, Any] = {}
+    pool, some = questions[: len(questions) // 4], questions[len(questions) // 4 :]
+    for mode in ("generate", "constrained", "likelihood"):
+        setup = settings(folder, arguments, mode)
+        setup = replace(setup, generation=replace(setup.generation, arguments={"max_new_tokens": 32}))
+        # With explanations, as CMB's examples of reasoning have them: prompts of about the length of theirs.
+        setup = replace(setup, prompt=replace(setup.prompt, style="answer_explain", shots=3, max_source_length=2048))
+        asking = Asking(setup.prompt, some, pool)
+        asked = [asking.asked(question) for question in some]
+        decoder = llama.decoder(loaded, setup)
+        tokens = [len(item.ids) for item in decoder.ask(asked)]
+        found = {}
+        for name, shortest in (("whole", 10**9), ("shared", reading.SHORTEST)):
+            kept, reading.SHORTEST = reading.SHORTEST, shortest
+            timed(decoder.answer(asked[: arguments.batch_size]), arguments.device)
+            found[name] = timed(decoder.answer(asked), arguments.device)
+            reading.SHORTEST = kept
+        whole, shared = found["whole"], found["shared"]
+        results[mode] = {
+            "questions": len(some),
+            "prompt_tokens": round(sum(tokens) / len(tokens)),
+            "whole_ms_a_question": round(1000 * whole[0] / len(some), 2),
+            "shared_ms_a_question": round(1000 * shared[0] / len(some), 2),
+            "ratio": round(whole[0] / shared[0], 2),
+            "cpu_ratio": round(whole[1] / shared[1], 2),
+            "same_text": round(sum(whole[2][q.id] == shared[2][q.id] for q in some) / len(some), 4),
+        }
+        print(
+            f"3 examples, {mode:<12}" + "  ".join(f"{key} {value}" for key, value in results[mode].items()), flush=True
+        )
+    return results
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--questions", metavar="FILE", help="questions as preprocess writes them; default: the sample")
@@ -167,6 +210,7 @@ def main() -> None:
         model.to(getattr(torch, arguments.dtype))
         model.config.use_cache = True
         results = measure(loaded, questions, folder, arguments)
+        three = with_examples(loaded, questions, folder, arguments)
     report = {
         "benchmark": "predict",
         "questions": arguments.questions or "sample",
@@ -174,6 +218,7 @@ def main() -> None:
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "settings": vars(arguments),
         "ways": results,
+        "three_examples": three,
         "ratios": {way: results[way]["ratio"] for way in ("generate", "constrained", "likelihood")},
         "cpu_ratios": {way: results[way]["cpu_ratio"] for way in ("generate", "constrained", "likelihood")},
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},

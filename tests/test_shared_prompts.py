@@ -13,8 +13,7 @@ from cmexam_tune.core.config import Config
 from cmexam_tune.core.schema import Question, Turn
 from cmexam_tune.families import Loaded
 from cmexam_tune.models import reading
-from cmexam_tune.models.decode import plainly
-from cmexam_tune.prompts import Asked
+from cmexam_tune.prompts import Asked, plainly
 
 
 def world(family: str, method: str) -> tuple[Any, Loaded, Config]:

@@ -10,7 +10,7 @@ VERSION = re.search(r'__version__ = "(.+)"', (HERE / "cmexam_tune" / "__init__.p
 assert VERSION is not None
 SERVE = ["fastapi>=0.115", "uvicorn>=0.30"]
 ENDPOINT = ["openai>=1.50"]
-NOTEBOOKS = ["ipykernel>=6.29", "nbclient>=0.10"]
+NOTEBOOKS = ["ipykernel>=6.29", "ipywidgets>=8.1", "matplotlib>=3.9", "nbclient>=0.10", "pandas>=2.2"]
 
 setup(
     name="cmexam_tune",

@@ -28,7 +28,7 @@ def package_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_notebooks_are_committed_without_outputs() -> None:
     found = sorted((ROOT / "notebooks").glob("*.ipynb"))
-    assert [path.name for path in found] == ["cmexam.ipynb", "quickstart.ipynb"]
+    assert [path.name for path in found] == ["cmb.ipynb", "cmexam.ipynb", "quickstart.ipynb"]
     for path in found:
         notebook = nbformat.read(path, as_version=4)
         nbformat.validate(notebook)
@@ -49,3 +49,9 @@ def test_cmexam(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = run("cmexam.ipynb", tmp_path)
     assert sum("<table>" in text for text in shown) >= 2
     assert (tmp_path / "cmexam_out" / "report" / "report.html").is_file()
+
+
+def test_cmb(tmp_path: Path) -> None:
+    shown = run("cmb.ipynb", tmp_path)
+    assert sum("<table" in text for text in shown) >= 2
+    assert len(list((tmp_path / "cmb_out").glob("[0-4].jsonl"))) == 5

@@ -17,7 +17,7 @@ FILES = {
     "cmexam/val.csv": (25, 0),
     "cmexam/test_with_annotations.csv": (30, 0),
     "cmb/train.json": (35, 0),
-    "cmb/val.json": (12, 0),
+    "cmb/val.json": (40, 0),
     "cmb/test.json": (18, 0),
 }
 ANNOTATIONS = ["Disease Group", "Clinical Department", "Medical Discipline", "Medical Competency", "Difficulty level"]

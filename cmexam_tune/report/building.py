@@ -38,6 +38,14 @@ class FullReport(Report):
     profiles: Mapping[str, Scores] = field(default_factory=dict)
     """The same outputs by every profile."""
 
+    def to_pandas(self) -> Any:
+        """Return the scores as a `pandas.DataFrame`: one line overall and one for each value of each facet."""
+        import pandas as pd
+
+        cells = {("overall", ""): self.overall}
+        cells |= {(facet, value): scores for facet, values in self.by_facet.items() for value, scores in values.items()}
+        return pd.DataFrame(cells.values(), index=pd.MultiIndex.from_tuples(cells, names=["facet", "value"]))
+
     def to_dict(self) -> dict[str, Any]:
         """Return what report.json holds; sections that were not asked for are left out."""
         return {key: value for key, value in asdict(self).items() if value or key not in _OPTIONAL}

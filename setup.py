@@ -37,6 +37,7 @@ setup(
         "accelerate>=1.12",
         "datasets>=4.5",
         "deepspeed>=0.19.8",
+        "defusedxml>=0.7.1",
         "evaluate>=0.4.6",
         "filelock>=3.20",
         "huggingface_hub",

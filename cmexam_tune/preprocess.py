@@ -1,51 +1,58 @@
 """Raw exam files into question records, and into prompts for other training tools."""
 
 import contextlib
-import dataclasses
 import json
-import os
-import shutil
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
-from typing import IO, Any, Literal
+from typing import IO, Any
 
-from cmexam_tune import prompts
+from cmexam_tune import exams, prompts
 from cmexam_tune.core import cli, jsonl, variants
-from cmexam_tune.core.errors import ConfigError, UserError
-from cmexam_tune.core.files import check_input, check_output, sha256
-from cmexam_tune.core.schema import Example, Question
-from cmexam_tune.exams import RowReport, cmb
+from cmexam_tune.core.errors import ConfigError
+from cmexam_tune.core.files import check_input, sha256
+from cmexam_tune.core.schema import GROUP, Example, Question
+from cmexam_tune.core.together import write_together
+from cmexam_tune.exams import RowReport, _sources, cmb
 from cmexam_tune.overlap.duplicates import Duplicates
+from cmexam_tune.overlap.groups import Cases, assign, parse_shares
+from cmexam_tune.prompts.formats import FORMATS, Format
 
-Format = Literal["prompt", "alpaca", "sharegpt", "messages"]
-FORMATS: dict[str, Callable[[Example], object]] = {
-    "prompt": dataclasses.asdict,
-    "alpaca": lambda e: {"id": e.question_id, "instruction": e.prompt, "input": "", "output": e.completion},
-    "sharegpt": lambda e: {
-        "id": e.question_id,
-        "conversations": [{"from": "human", "value": e.prompt}, {"from": "gpt", "value": e.completion}],
-    },
-    "messages": lambda e: {
-        "id": e.question_id,
-        "messages": [{"role": "user", "content": e.prompt}, {"role": "assistant", "content": e.completion}],
-    },
-}
 NO_PUBLISHED_ANSWER = "no published answer"
 
 EPILOG = """writes, for an input file val.csv:
   DIR/val.questions.jsonl   one question a line: what train, predict, evaluate and stats read
   DIR/val.<style>.jsonl     for each of --styles; rows that a style cannot render are counted and skipped
-  DIR/val.report.json       rows, kept, dropped and repaired with reasons and row numbers, duplicates
+  DIR/val.<part>.questions.jsonl   for each part of --split
+  DIR/val.report.json       rows, kept, dropped and repaired with reasons and row numbers, duplicates, unread columns
 CMB-Clin files give DIR/<stem>.cases.jsonl in place of questions. Nothing is written if any file cannot be used.
+
+An input is a file (.csv, .tsv, .xlsx, .jsonl, .json, .parquet), a folder or zip as it was downloaded (what has the
+exam's columns is read, the rest named), or a data set on the hub: hf://OWNER/NAME[@REVISION][/FOLDER]; the report
+names the revision. CMB's test questions are joined with the file of answers that lies beside them.
+
+--map names columns: fields stem, options (A..E: one column each), answer, explanation, id, kind, case, group, answer_as
+(letters, number, index, text) and facet:NAME; other names of a column follow after |. It amends the exam's own map; a
+YAML file of such fields is an exam as well: `preprocess my_exam.yaml`.
 
 examples:
   cmexam-tune preprocess cmexam --input data/train.csv data/val.csv --out data/cmexam
   cmexam-tune preprocess cmexam --input data/val.csv --out prompts --styles 1,4 --format alpaca
-  cmexam-tune preprocess cmb --input CMB-test-choice-question-merge.json --answers CMB-test-choice-answer.json --out cmb
+  cmexam-tune preprocess cmb --input CMB.zip --out cmb
+  cmexam-tune preprocess table --map stem=题干,options=A..E,answer=答案,facet:科室=科室 --input bank.xlsx --out bank
+  cmexam-tune preprocess cmmlu --input cmmlu/test/anatomy.csv --split train=0.8,val=0.1,test=0.1 --out anatomy
 """
+
+
+@dataclass(frozen=True)
+class Split:
+    """How `<stem>.questions.jsonl` is divided as well: shares by part, and the facet that each part shares alike."""
+
+    shares: Mapping[str, float]
+    seed: int = 0
+    stratify: str | None = None
 
 
 def preprocess(  # noqa: PLR0913 - one argument for each flag of the program
@@ -54,122 +61,126 @@ def preprocess(  # noqa: PLR0913 - one argument for each flag of the program
     out: str | Path,
     *,
     answers: str | Path | None = None,
+    columns: str | None = None,
     styles: Sequence[str] = (),
     format: Format = "prompt",
+    split: Split | None = None,
     overwrite: bool = False,
 ) -> list[dict[str, Any]]:
     """Write the questions of raw exam files, and what was kept, repaired and dropped, to the folder `out`.
 
     Args:
-        exam: name of a file in `cmexam_tune/exams/` (cmexam, cmb), or of a module of the caller's own (`my_lab.exam`).
-        inputs: raw files; their stems name what is written.
+        exam: a name in `cmexam_tune/exams/` (cmexam, cmb, ...), a YAML file of columns, or a module (`my_lab.exam`).
+        inputs: raw files, folders, zips or `hf://` addresses; the files' stems name what is written.
         out: the folder, made where needed.
         answers: second file with the answers (cmb test).
+        columns: what `--map` says: `stem=题干,facet:科室=科室`.
         styles: names or ids of `prompts.STYLES` to render.
         format: keys of the rendered rows, see `FORMATS`.
+        split: also write parts.
         overwrite: replace files of an earlier call.
 
     Returns:
-        The content of each `<stem>.report.json`, in the order of `inputs`.
+        The content of each `<stem>.report.json`, in the order of the files.
 
     Raises:
-        UserError: a file is missing or cannot be used, an output exists, exam, style or format is unknown; then
-            nothing is written.
+        UserError: a file cannot be used, an output exists, a name is unknown; then nothing is written.
     """
-    module = variants.load("exams", exam)
+    module, fields = exams.load(exam, columns)
     for style in styles:
         prompts.style_named(style)
     if format not in FORMATS:
         raise ConfigError(f"--format: {format!r} is unknown; known: {', '.join(FORMATS)}.")
-    paths = _check_inputs(inputs)
-    for path in paths:
-        check_output(Path(out) / f"{path.stem}.report.json", overwrite)
     second = check_input(answers, "file of answers") if answers is not None else None
-    with _all_or_nothing(Path(out), overwrite) as claim:
-        duplicates = Duplicates()
-        job = _Job(module, second, tuple(dict.fromkeys(styles)), FORMATS[format], claim, duplicates)
-        reports = [
-            _cases(job, path) if exam == "cmb" and cmb.is_clin(path) else _questions(job, path) for path in paths
-        ]
-        found = duplicates.groups()
-        for path, report in zip(paths, reports, strict=True):
-            report["duplicates"] = [group for group in found if path.stem in group["files"]]
-            text = json.dumps(report, ensure_ascii=False, indent=1) + "\n"
-            claim(f"{path.stem}.report.json").write_text(text, encoding="utf-8")
-    return reports
+    with tempfile.TemporaryDirectory(prefix="cmexam_tune.") as unpacked:
+        found = _sources.find(inputs, Path(unpacked))
+        sources, known, others = _sources.sort_out(found, fields)
+        kept = [source.path for source in found] + ([second] if second else [])
+        with write_together(Path(out), "preprocess", overwrite, kept) as claim:
+            job = _Job(module, tuple(dict.fromkeys(styles)), FORMATS[format], claim, split)
+            reports = {}
+            for source in sources:
+                joined = second or _sources.answers_for(source, fields, known)
+                clinic = exam == "cmb" and cmb.is_clin(source.path)
+                reports[source.name] = _cases(job, source) if clinic else _questions(job, source, joined)
+            _write_reports(job, reports, [one.origin for one in others])
+    return list(reports.values())
 
 
 @dataclass(frozen=True)
 class _Job:
     """What is the same for every input file."""
 
-    module: ModuleType
-    answers: Path | None
+    exam: exams.Exam
     styles: tuple[str, ...]
     shape: Callable[[Example], object]
     claim: Callable[[str], Path]
     """Returns where to write the output file of that name."""
-    duplicates: Duplicates
+    split: Split | None
+    duplicates: Duplicates = field(default_factory=Duplicates)
 
 
-def _check_inputs(inputs: Sequence[str | Path]) -> list[Path]:
-    paths = [check_input(path, "exam file") for path in inputs]
-    for stem, count in Counter(path.stem for path in paths).items():
-        if count > 1:
-            raise UserError(f"--input: {count} files are called {stem!r}; what is written is named by it. Rename one.")
-    return paths
-
-
-@contextlib.contextmanager
-def _all_or_nothing(out: Path, overwrite: bool) -> Iterator[Callable[[str], Path]]:
-    """Yield a function that claims a file name in a hidden folder, whose files move up to `out` when all is done."""
-    if out.exists() and not out.is_dir():
-        raise UserError(f"{out}: is a file, --out needs a folder.")
-    missing = [folder for folder in (out, *out.parents) if not folder.exists()]
-    folder = out / f".preprocess.{os.getpid()}"
-    folder.mkdir(parents=True)
-    claimed: list[str] = []
-
-    def claim(name: str) -> Path:
-        check_output(out / name, overwrite)
-        claimed.append(name)
-        return folder / name
-
-    try:
-        yield claim
-        for name in claimed:
-            (folder / name).replace(out / name)
-        missing = []
-    finally:
-        shutil.rmtree(folder)
-        with contextlib.suppress(OSError):
-            for made in missing:
-                made.rmdir()
-
-
-def _questions(job: _Job, path: Path) -> dict[str, Any]:
+def _questions(job: _Job, source: _sources.Source, answers: Path | None) -> dict[str, Any]:
     """Write questions and prompts of one file and return its report."""
-    told: list[RowReport] = []
-    kept, stem = 0, path.stem
+    rows: list[RowReport] = []
+    kept, cases = 0, Cases()
     written, skipped = Counter[str](), {style: Counter[str]() for style in job.styles}
-    targets = {part: job.claim(f"{path.stem}.{part}.jsonl") for part in ("questions", *job.styles)}
+    targets = {part: job.claim(f"{source.name}.{part}.jsonl") for part in ("questions", *job.styles)}
     with contextlib.ExitStack() as stack:
-        handles: dict[str, IO[str]] = {
-            part: stack.enter_context(target.open("w", encoding="utf-8", newline="\n"))
-            for part, target in targets.items()
-        }
-        for question in _progress(job.module.read([path], job.answers, told.append), path):
+        handles: dict[str, IO[str]] = {part: stack.enter_context(_open(target)) for part, target in targets.items()}
+        for question in _progress(job.exam.read([source.path], answers, rows.append), source.path):
             handles["questions"].write(jsonl.dumps(question) + "\n")
-            job.duplicates.add(stem, question)
+            job.duplicates.add(source.name, question)
+            cases.add(kept, question)
             kept += 1
             for style in job.styles:
                 reason = _write_example(handles[style], question, style, job.shape)
                 written[style] += not reason
                 skipped[style].update([reason] if reason else [])
-    report = _report(path, kept, told)
+    _mark_groups(targets["questions"], source.name, cases)
+    report = _report(source, kept, rows)
     report["questions_sha256"] = sha256(targets["questions"])
     report["styles"] = {style: {"written": written[style], "skipped": dict(skipped[style])} for style in job.styles}
+    if answers is not None:
+        report["answers"], report["answers_sha256"] = str(answers), sha256(answers)
+    if job.split:
+        report["split"] = _write_parts(job, source.name, targets["questions"], job.split)
     return report
+
+
+def _write_reports(job: _Job, reports: Mapping[str, dict[str, Any]], left_out: Sequence[str]) -> None:
+    groups = job.duplicates.groups()
+    for name, report in reports.items():
+        report["duplicates"] = [group for group in groups if name in group["files"]]
+        report["left_out"] = left_out
+        text = json.dumps(report, ensure_ascii=False, indent=1) + "\n"
+        job.claim(f"{name}.report.json").write_text(text, encoding="utf-8")
+
+
+def _mark_groups(path: Path, name: str, cases: Cases) -> None:
+    """Give the questions of one case the same facet `group`."""
+    if not (shared := cases.shared()):
+        return
+    marked = path.with_name(path.name + ".marked")
+    with path.open(encoding="utf-8") as lines, _open(marked) as handle:
+        for place, line in enumerate(lines):
+            if place in shared:
+                value = json.loads(line)
+                value["facets"][GROUP] = f"{name}:case{shared[place] + 1}"
+                line = jsonl.dumps(value) + "\n"
+            handle.write(line)
+    marked.replace(path)
+
+
+def _write_parts(job: _Job, name: str, path: Path, split: Split) -> dict[str, int]:
+    parts = assign(jsonl.read(path, Question), split.shares, split.seed, split.stratify)
+    with contextlib.ExitStack() as stack:
+        handles = {
+            part: stack.enter_context(_open(job.claim(f"{name}.{part}.questions.jsonl"))) for part in split.shares
+        }
+        for part, line in zip(parts, stack.enter_context(path.open(encoding="utf-8")), strict=True):
+            handles[part].write(line)
+    return {part: parts.count(part) for part in split.shares}
 
 
 def _write_example(handle: IO[str], question: Question, style: str, shape: Callable[[Example], object]) -> str | None:
@@ -184,29 +195,35 @@ def _write_example(handle: IO[str], question: Question, style: str, shape: Calla
     return None
 
 
-def _cases(job: _Job, path: Path) -> dict[str, Any]:
+def _cases(job: _Job, source: _sources.Source) -> dict[str, Any]:
     cases = questions = 0
-    with job.claim(f"{path.stem}.cases.jsonl").open("w", encoding="utf-8", newline="\n") as handle:
-        for case in _progress(cmb.read_clin(path), path):
+    with _open(job.claim(f"{source.name}.cases.jsonl")) as handle:
+        for case in _progress(cmb.read_clin(source.path), source.path):
             handle.write(jsonl.dumps(case) + "\n")
             cases += 1
             questions += len(case.turns)
-    return {**_report(path, cases, []), "questions": questions}
+    return {**_report(source, cases, []), "questions": questions}
 
 
-def _report(path: Path, kept: int, told: Sequence[RowReport]) -> dict[str, Any]:
-    dropped = [report for report in told if report.action == "dropped"]
+def _report(source: _sources.Source, kept: int, rows: Sequence[RowReport]) -> dict[str, Any]:
+    dropped = [report for report in rows if report.action == "dropped"]
+    repaired = [report for report in rows if report.action == "repaired"]
     return {
         "rows": kept + len(dropped),
         "kept": kept,
         "dropped": dict(Counter(report.reason for report in dropped)),
-        "repaired": dict(Counter(report.reason for report in told if report.action == "repaired")),
+        "repaired": dict(Counter(report.reason for report in repaired)),
         "rows_dropped": [{"row": report.row, "reason": report.reason} for report in dropped],
-        "rows_repaired": [{"row": r.row, "reason": r.reason} for r in told if r.action == "repaired"],
+        "rows_repaired": [{"row": report.row, "reason": report.reason} for report in repaired],
         "dropped_items": [{"row": report.row, **(report.item or {})} for report in dropped],
-        "input": str(path),
-        "input_sha256": sha256(path),
+        "columns_unread": [report.reason for report in rows if report.action == "unread"],
+        "input": source.origin,
+        "input_sha256": sha256(source.path),
     }
+
+
+def _open(path: Path) -> IO[str]:
+    return path.open("w", encoding="utf-8", newline="\n")
 
 
 def _progress(records: Iterator[Any], path: Path) -> Iterator[Any]:
@@ -219,11 +236,16 @@ def summary(report: Mapping[str, Any]) -> str:
     """Return a report as a few lines for people."""
     what = f"cases, {report['questions']:,} questions" if "questions" in report else "rows"
     lines = [f"{report['input']}: kept {report['kept']:,} of {report['rows']:,} {what}"]
+    if "answers" in report:
+        lines.append(f"  answers joined from {report['answers']}")
     lines += [f"  dropped: {reason} {count:,}" for reason, count in report["dropped"].items()]
     lines += [f"  repaired: {reason} {count:,}" for reason, count in report["repaired"].items()]
+    if names := report["columns_unread"]:
+        lines.append(f"  not read: {', '.join(names)} (--map facet:{names[0]}={names[0]} keeps a column)")
     for style, counts in report.get("styles", {}).items():
         skipped = "".join(f", skipped {count:,} ({reason})" for reason, count in counts["skipped"].items())
         lines.append(f"  style {style}: {counts['written']:,} written{skipped}")
+    lines += [f"  part {part}: {count:,}" for part, count in report.get("split", {}).items()]
     if groups := report["duplicates"]:
         between = sum(len(group["files"]) > 1 for group in groups)
         conflicts = sum(group["conflicting_answers"] for group in groups)
@@ -238,14 +260,20 @@ def main(argv: Sequence[str]) -> int | None:
     """Run `cmexam-tune preprocess`."""
     parser = cli.Parser("preprocess", "Turn raw exam files into questions, and into prompts where asked.", EPILOG)
     known = ", ".join(variants.names("exams"))
-    parser.add_argument("exam", metavar="EXAM", help=f"format of the input files: {known}, or a module (my_lab.exam)")
-    parser.add_argument("--input", nargs="+", required=True, metavar="FILE", help=".csv, .xlsx, .jsonl or .json")
+    parser.add_argument("exam", metavar="EXAM", help=f"its format: {known}, a YAML file, or a module (my_lab.exam)")
+    parser.add_argument(
+        "--input", nargs="+", required=True, metavar="FILE", help="files, folders, zips, or hf:// names"
+    )
     parser.add_argument("--out", required=True, metavar="DIR", help="folder to write to")
     parser.add_argument("--answers", metavar="FILE", help="cmb: second file that holds the answers, joined by id")
+    parser.add_argument("--map", metavar="FIELD=COLUMN,...", help="which columns to read, see below")
     parser.add_argument(
         "--styles", default="", metavar="1,4", help=f"also write prompts in these styles: {', '.join(prompts.STYLES)}"
     )
     parser.add_argument("--format", choices=list(FORMATS), default="prompt", help="keys of the prompts (%(default)s)")
+    parser.add_argument("--split", metavar="train=0.8,val=0.2", help="also write these parts; cases stay whole")
+    parser.add_argument("--seed", type=int, default=0, help="of the parts (%(default)s)")
+    parser.add_argument("--stratify", metavar="FACET", help="each part gets its share of every value of this facet")
     parser.add_argument("--overwrite", action="store_true", help="replace existing output files")
     args = parser.parse_args(argv)
     reports = preprocess(
@@ -253,12 +281,16 @@ def main(argv: Sequence[str]) -> int | None:
         args.input,
         args.out,
         answers=args.answers,
+        columns=args.map,
         styles=[style.strip() for style in args.styles.split(",") if style.strip()],
         format=args.format,
+        split=Split(parse_shares(args.split), args.seed, args.stratify) if args.split else None,
         overwrite=args.overwrite,
     )
     for report in reports:
         cli.say(summary(report))
+    if left := reports[0]["left_out"]:
+        cli.say(f"left out, no columns of this exam: {', '.join(left)}")
     cli.say(f"written to {args.out}")
     return None
 

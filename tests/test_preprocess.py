@@ -2,10 +2,12 @@
 
 import csv
 import json
+import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -110,6 +112,12 @@ def test_cmb_with_answers_and_cases(tmp_path):
     (report,) = preprocess.preprocess("cmb", [test], tmp_path / "a", answers=answers, styles=["cmb_answer"])
     assert report["kept"] == 2 and report["styles"]["cmb_answer"]["written"] == 2
     assert [q["answer"] for q in lines(tmp_path / "a/test.questions.jsonl")] == ["B", "A"]
+    (report,) = preprocess.preprocess("cmb", [test], tmp_path / "beside")
+    assert report["answers"] == answers and [q["answer"] for q in lines(tmp_path / "beside/test.questions.jsonl")] == [
+        "B",
+        "A",
+    ]
+    Path(answers).rename(tmp_path / "elsewhere.json")
     (report,) = preprocess.preprocess("cmb", [test], tmp_path / "b", styles=["cmb_answer"])
     assert [q["answer"] for q in lines(tmp_path / "b/test.questions.jsonl")] == [None, None]
     assert report["styles"]["cmb_answer"] == {"written": 0, "skipped": {"no published answer": 2}}
@@ -237,8 +245,131 @@ def test_the_released_files(tmp_path):
     assert reports[0]["rows_dropped"] == [{"row": 5357, "reason": "no answer"}]
     assert reports[0]["styles"]["4"] == {"written": 5771, "skipped": {"no explanation": 1039}}
     whole, part = lines(tmp_path / "val.questions.jsonl"), lines(tmp_path / f"{inputs[1].stem}.questions.jsonl")
-    assert [{**q, "id": ""} for q in whole[:300]] == [{**q, "id": ""} for q in part]
+    assert sum("group" in q["facets"] for q in whole) > 20
+    assert [{**q, "id": "", "facets": {}} for q in whole[:300]] == [{**q, "id": "", "facets": {}} for q in part]
     (report,) = preprocess.preprocess("cmb", [DATA / "cmb" / "cmb_single90.json"], tmp_path)
     assert report["kept"] == 90
     (report,) = preprocess.preprocess("cmb", [DATA / "cmb" / "CMB-Clin-qa.json"], tmp_path)
     assert (report["kept"], report["questions"]) == (74, 208)
+
+
+def test_a_run_killed_while_renaming_is_finished_and_may_be_repeated(val, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    out.mkdir()
+    code = (
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "from cmexam_tune import preprocess\n"
+        "from cmexam_tune.core import together\n"
+        "def killed(folder, out, names):\n"
+        "    (folder / names[0]).replace(out / names[0])\n"
+        "    os.kill(os.getpid(), 9)\n"
+        "together._move = killed\n"
+        "preprocess.preprocess('cmexam', [sys.argv[1]], sys.argv[2])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, val, str(out)], check=False)
+    assert done.returncode == -9 and len(list(out.iterdir())) == 2
+    early = out / ".preprocess.01234567.part"
+    early.mkdir()
+    (early / "half.jsonl").touch()
+    own = out / ".preprocess.mine"
+    own.mkdir()
+    preprocess.preprocess("cmexam", [val], out)
+    assert sorted(p.name for p in out.iterdir()) == [".preprocess.mine", "val.questions.jsonl", "val.report.json"]
+    with pytest.raises(UserError, match="Add --overwrite"):
+        preprocess.preprocess("cmexam", [val], out)
+
+
+def test_output_never_lands_on_its_input(tmp_path, capsys):
+    path = tmp_path / "val.questions.jsonl"
+    path.write_text(json.dumps({"Question": "q", "Options": ["a", "b"], "Answer": "A"}), encoding="utf-8")
+    copy = tmp_path / "val.jsonl"
+    copy.write_bytes(path.read_bytes())
+    before = path.read_bytes()
+    assert call("cmexam", "--input", copy, path, "--out", tmp_path, "--overwrite") == 2
+    assert "would replace its own input" in capsys.readouterr().err
+    assert path.read_bytes() == before
+
+
+def test_parts_keep_cases_whole_and_share_a_facet(tmp_path):
+    case = "患者，男，45岁。反复上腹痛一年，进食后呕吐一个月，呕吐物含有宿食，查体可见胃型。"
+    rows = [[f"第{i}题", OPTIONS, "B", "", "内科" if i % 4 else "外科"] for i in range(200)]
+    rows += [[f"{case}第{i}问是什么", OPTIONS, "A", "", "内科"] for i in range(20)]
+    raw = table(tmp_path / "all.csv", [[*HEADER, "Clinical Department"], *rows])
+    wanted = ["--split", "train=0.8,val=0.1,test=0.1", "--stratify", "Clinical Department", "--seed", "3"]
+    for out in ("a", "b"):
+        assert call("cmexam", "--input", raw, "--out", tmp_path / out, *wanted) == 0
+    parts = {part: lines(tmp_path / f"a/all.{part}.questions.jsonl") for part in ("train", "val", "test")}
+    assert {part: len(found) for part, found in parts.items()} == {"train": 176, "val": 22, "test": 22}
+    assert {sum("外科" in q["facets"].values() for q in found) / 50 for found in parts.values()} == {0.8, 0.1}
+    assert sum(any("group" in q["facets"] for q in found) for found in parts.values()) == 1
+    for part in parts:
+        name = f"all.{part}.questions.jsonl"
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    assert sorted(q["id"] for found in parts.values() for q in found) == sorted(f"all:{i + 1}" for i in range(220))
+
+
+def test_a_folder_and_a_zip_as_they_were_downloaded(tmp_path, capsys):
+    root = tmp_path / "CMB"
+    for part in ("CMB-train", "CMB-test", "CMB-Clin", "__MACOSX"):
+        (root / part).mkdir(parents=True)
+    item = {k: v for k, v in CMB.items() if k != "answer"}
+    array(root / "CMB-train/train.json", [CMB])
+    array(root / "CMB-test/questions.json", [{**item, "id": 1}])
+    array(root / "CMB-test/test-answer.json", [{"id": 1, "answer": "D"}])
+    array(
+        root / "CMB-Clin/clin.json",
+        [{"title": "t", "description": "d", "QA_pairs": [{"question": "q", "answer": "s"}]}],
+    )
+    array(root / "__MACOSX/train.json", [CMB])
+    array(root / "infos.json", {"version": "1"})
+    packed = shutil.make_archive(str(tmp_path / "CMB"), "zip", tmp_path, "CMB")
+    for given, out in ((root, "folder"), (packed, "zip")):
+        assert call("cmb", "--input", given, "--out", tmp_path / out) == 0
+        printed = capsys.readouterr().out
+        assert "infos.json" in printed and "test-answer.json" in printed
+        assert sorted(p.name for p in (tmp_path / out).glob("*.jsonl")) == [
+            *("clin.cases.jsonl", "questions.questions.jsonl", "train.questions.jsonl"),
+        ]
+        assert lines(tmp_path / out / "questions.questions.jsonl")[0]["answer"] == "D"
+    with pytest.raises(UserError, match=r"none of .* has this exam's columns"):
+        preprocess.preprocess("mlec-qa", [root], tmp_path / "none")
+    (tmp_path / "bad.zip").write_bytes(b"PK")
+    with pytest.raises(UserError, match="not a zip that can be read"):
+        preprocess.preprocess("cmb", [tmp_path / "bad.zip"], tmp_path / "none")
+
+
+def test_a_data_set_on_the_hub_is_pinned_to_a_revision(tmp_path, monkeypatch):
+    import huggingface_hub
+
+    array(tmp_path / "train.json", [CMB])
+    asked = []
+
+    def download(repository, **options):
+        asked.append((repository, options["repo_type"], options["revision"]))
+        return str(tmp_path)
+
+    info = SimpleNamespace(sha="935fbc0")
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", lambda self, name, revision=None: info)
+    (report,) = preprocess.preprocess("cmb", ["hf://FreedomIntelligence/CMB"], tmp_path / "out")
+    assert asked == [("FreedomIntelligence/CMB", "dataset", "935fbc0")]
+    assert report["input"] == "hf://FreedomIntelligence/CMB@935fbc0/train.json" and report["kept"] == 1
+
+    def offline(*_, **__):
+        raise OSError("no network")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
+    with pytest.raises(UserError, match=r"cannot be fetched \(no network\).*HF_ENDPOINT"):
+        preprocess.preprocess("cmb", ["hf://FreedomIntelligence/CMB"], tmp_path / "out2")
+    with pytest.raises(UserError, match="hf://OWNER/NAME"):
+        preprocess.preprocess("cmb", ["hf://CMB"], tmp_path / "out2")
+
+
+def test_columns_that_nothing_reads_are_named_and_can_be_kept(tmp_path):
+    raw = table(tmp_path / "t.csv", [[*HEADER, "年份"], [*ROWS[0], "2021"]])
+    (report,) = preprocess.preprocess("cmexam", [raw], tmp_path / "a")
+    assert report["columns_unread"] == ["年份"] and "--map facet:年份=年份" in preprocess.summary(report)
+    (report,) = preprocess.preprocess("cmexam", [raw], tmp_path / "b", columns="facet:年份=年份")
+    assert report["columns_unread"] == []
+    assert lines(tmp_path / "b/t.questions.jsonl")[0]["facets"] == {"年份": "2021"}

@@ -11,6 +11,8 @@ from typing import Any, Literal
 from cmexam_tune.core.errors import DataError
 
 MIN_OPTIONS, MAX_OPTIONS = 2, 10
+GROUP = "group"
+"""The facet that questions of one case share; reports are not broken down by it."""
 WHERE_SAID = {"where_said": True}
 """Metadata of a field that `jsonl` leaves out of the file where it has its default."""
 

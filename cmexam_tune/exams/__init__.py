@@ -8,13 +8,15 @@ column names: a YAML file (`cmmlu.yaml`), or Python where there is more to say (
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
+from cmexam_tune.core import variants
+from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.core.schema import Question
-from cmexam_tune.exams._fields import FieldsExam, from_yaml
+from cmexam_tune.exams._fields import Fields, FieldsExam, from_yaml, parse_map
 from cmexam_tune.exams._rows import Reporter, RowReport
 
-__all__ = ["Exam", "FieldsExam", "Reporter", "RowReport", "from_yaml"]
+__all__ = ["Exam", "Fields", "FieldsExam", "Reporter", "RowReport", "from_yaml", "load"]
 
 
 class Exam(Protocol):
@@ -22,3 +24,24 @@ class Exam(Protocol):
 
     def read(self, files: Sequence[Path], answers: Path | None = None, report: Reporter = ...) -> Iterator[Question]:
         """Yield the questions of raw files one by one; tell `report` about every row dropped or repaired."""
+
+
+def load(name: str, columns: str | None = None) -> tuple[Exam, Fields | None]:
+    """Return an exam and its map of columns, None where the exam has none.
+
+    Args:
+        name: an exam of this folder, a module (`my_lab.exam`) or a YAML file of the user's own.
+        columns: what to read otherwise, `stem=题干,facet:科室=科室`; `table` is nothing but that.
+
+    Raises:
+        ConfigError: an unknown exam or field, or a map for an exam that has none to amend.
+    """
+    exam = variants.load("exams", name)
+    known = vars(exam).get("FIELDS", vars(exam).get("fields"))
+    fields = known if isinstance(known, Fields) else None
+    if columns is None:
+        return cast(Exam, exam), fields
+    if fields is None and name != "table":
+        raise ConfigError(f"--map: {name} reads its files by itself and has no map to amend.")
+    amended = FieldsExam(parse_map(columns, fields), vars(exam).get("difficulty"))
+    return amended, amended.fields

@@ -27,7 +27,7 @@ class Found:
     def __init__(self, path: Path, names: Sequence[str], wanted: Mapping[str, Sequence[str]]) -> None:
         self._file = path.stem
         self._plain = {_plain(name): name for name in reversed(names)}
-        self._names = names
+        self._names = [name for name in names if name[:1] != "#"]
         self._columns: dict[str, tuple[str, ...]] = {}
         for field, given in wanted.items():
             columns = next(filter(None, map(self._resolve, given)), ())

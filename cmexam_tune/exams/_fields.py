@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cmexam_tune.core.errors import ConfigError, DataError
-from cmexam_tune.core.schema import Question
+from cmexam_tune.core.schema import GROUP, Question
 from cmexam_tune.core.strict import Problems, build
 from cmexam_tune.exams import _tables
 from cmexam_tune.exams._cells import NO_ANSWER, Cells, Unreadable, check_answer, tell
@@ -17,6 +17,9 @@ from cmexam_tune.exams._rows import Reporter, RowReport
 
 Kind = Literal["single", "multiple"]
 Names = tuple[str, ...]
+Row = Mapping[str, Any]
+Derive = Callable[[Path, Row], Callable[[Row], dict[str, str]]]
+"""Gets a file and its first row, returns what makes further facets of a row."""
 _USUAL = ("单项选择题", "多项选择题")
 _SINGLE = ("单项", "单选", "A1", "A2", "A3", "A4", "A型", "B1", "B型", "C型", "最佳选择", "配伍")
 _MULTIPLE = ("多项", "多选", "X型")
@@ -67,13 +70,13 @@ class FieldsExam:
     """An exam that is nothing but its map."""
 
     fields: Fields
-    __doc__ = "Exam read by a map of its columns."
+    derive: Derive | None = None
 
     def read(
         self, files: Sequence[Path], answers: Path | None = None, report: Reporter = lambda _: None
     ) -> Iterator[Question]:
         """Yield the questions of raw files one by one; see `read_questions`."""
-        yield from read_questions(self.fields, files, answers, report)
+        yield from read_questions(self.fields, files, answers, report, self.derive)
 
 
 def from_yaml(path: Path) -> FieldsExam:
@@ -134,7 +137,7 @@ def read_questions(
     files: Sequence[Path],
     answers: Path | None,
     report: Reporter,
-    derive: Callable[[Path, Mapping[str, Any]], Callable[[Mapping[str, Any]], dict[str, str]]] | None = None,
+    derive: Derive | None = None,
 ) -> Iterator[Question]:
     """Yield the questions of files one by one; ids are the exam's own, else `<file stem>:<row>`.
 
@@ -216,7 +219,7 @@ class _File:
         if case := cells.text(found.one("case", item)):
             stem = stem if stem.startswith(case) else f"{case}\n{stem}"
         if group := cells.text(found.one("group", item)) or case:
-            facets["group"] = group_label(group)
+            facets[GROUP] = group_label(group)
         facets.update(further(item))
         return Question(name, stem, options, answer, cells.text(found.one("explanation", item)), kind, facets)
 

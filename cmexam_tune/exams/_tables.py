@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
-from xml.etree.ElementTree import ParseError
 
 from cmexam_tune.core.errors import DataError
 from cmexam_tune.core.files import check_input
@@ -22,10 +21,10 @@ SECTION = "#section"
 _LARGEST_FIELD = 1 << 30
 _LARGEST_BOOK = 1 << 31
 _BROKEN_BOOK = (
-    *(zipfile.BadZipFile, zlib.error, ParseError, ArithmeticError, AttributeError, EOFError, LookupError),
+    *(zipfile.BadZipFile, zlib.error, SyntaxError, ArithmeticError, AttributeError, EOFError, LookupError),
     *(NotImplementedError, RuntimeError, TypeError, ValueError),
 )
-"""What openpyxl lets through from damaged workbooks; entity expansion is a ValueError of defusedxml."""
+"""What openpyxl lets through from damaged workbooks; broken XML is a SyntaxError, entity expansion a ValueError."""
 
 
 def read(path: Path) -> Iterator[tuple[int, Row]]:
@@ -101,7 +100,10 @@ def _xlsx(path: Path) -> Iterator[Row]:
         with zipfile.ZipFile(path) as packed:
             if sum(part.file_size for part in packed.infolist()) > _LARGEST_BOOK:
                 raise DataError(f"{path}: unpacks to more than {_LARGEST_BOOK >> 30} GiB. Save the sheet as CSV UTF-8.")
-        book = openpyxl.load_workbook(path, read_only=True, data_only=True)
+        try:
+            book = openpyxl.load_workbook(path, read_only=True, data_only=True)
+        except AttributeError:  # openpyxl cannot open sheets that are charts in this way
+            book = openpyxl.load_workbook(path, data_only=True)
         try:
             empty = True
             for sheet in book.worksheets:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from statistics import NormalDist
 
-from cmexam_tune.core.schema import Question
+from cmexam_tune.core.schema import GROUP, Question
 from cmexam_tune.overlap.texts import plain
 
 _LETTERS = r"([A-J](?:\s*[、,，和及/]?\s*[A-J])*)(?![A-Za-z0-9])"
@@ -69,7 +69,7 @@ def kind_contradicted(question: Question) -> str | None:
 def missing_case(question: Question) -> str | None:
     """The stem points at something above it that is not there (the C type of CMB)."""
     found = _UPWARD.search(question.stem)
-    if not found or len(question.stem) > _LONGEST_WITHOUT_CASE or "group" in question.facets:
+    if not found or len(question.stem) > _LONGEST_WITHOUT_CASE or GROUP in question.facets:
         return None
     return found[0]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from cmexam_tune.core.schema import Scores
+from cmexam_tune.core.schema import GROUP, Scores
 
 if TYPE_CHECKING:
     from cmexam_tune.scoring.grading import Graded
@@ -118,7 +118,7 @@ def by_facet(graded: Iterable["Graded"], score: Scorer) -> dict[str, dict[str, S
     groups: dict[str, dict[str, list[Graded]]] = defaultdict(lambda: defaultdict(list))
     for one in graded:
         for facet, value in one.question.facets.items():
-            if value.strip():
+            if value.strip() and facet != GROUP:
                 groups[facet][value].append(one)
     known = [one.facet for one in definitions()]
     rank = {facet: known.index(define(facet).facet) if define(facet).source else len(known) for facet in groups}

@@ -1,0 +1,172 @@
+"""Exam files where people have them: single files, a folder or zip as it was downloaded, a data set on the hub."""
+
+import re
+import zipfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+
+from cmexam_tune.core.errors import UserError
+from cmexam_tune.core.files import check_input
+from cmexam_tune.exams import _tables
+from cmexam_tune.exams._columns import Columns
+from cmexam_tune.exams._fields import Fields
+
+_HUB = re.compile(r"hf://([^/@\s]+/[^/@\s]+)(?:@([^/\s]+))?(?:/(.+))?")
+_LARGEST_ZIP = 1 << 33
+_NOT_DATA = ("__MACOSX", ".")
+
+
+@dataclass(frozen=True)
+class Source:
+    """One raw file."""
+
+    path: Path
+    name: str
+    """What its output files are called."""
+    origin: str
+    """Where it is from, for the report: the path, a path inside a zip, or an address with its revision."""
+    picked: bool = False
+    """Whether it was found in a folder, a zip or on the hub, and not named by the user."""
+
+
+def find(inputs: Sequence[str | Path], unpacked: Path) -> list[Source]:
+    """Return the files of all inputs; zips are unpacked into the folder `unpacked`.
+
+    Raises:
+        UserError: an input is missing or empty, holds no file that could be an exam, or cannot be fetched.
+    """
+    found = []
+    for given in inputs:
+        if match := _HUB.fullmatch(str(given)):
+            found += _from_hub(*match.groups())
+        elif str(given).startswith("hf://"):
+            raise UserError(f"{given}: a data set on the hub is written hf://OWNER/NAME[@REVISION][/FOLDER].")
+        elif Path(given).is_dir():
+            found += _in_folder(Path(given), str(given))
+        elif Path(given).suffix.lower() == ".zip":
+            found += _in_zip(check_input(given, "exam file"), unpacked / str(len(found)))
+        else:
+            path = check_input(given, "exam file")
+            found.append(Source(path, path.stem, str(path)))
+    return _named(found)
+
+
+def _named(sources: Sequence[Source]) -> list[Source]:
+    """Return the sources with distinct names; those found in folders take their folder's name where needed."""
+    count = Counter(source.name for source in sources)
+    named = [
+        replace(source, name=f"{source.path.parent.name}-{source.name}")
+        if count[source.name] > 1 and source.picked
+        else source
+        for source in sources
+    ]
+    for name, times in Counter(source.name for source in named).items():
+        if times > 1:
+            raise UserError(f"--input: {times} files are called {name!r}; what is written is named by it. Rename one.")
+    return named
+
+
+def _in_folder(folder: Path, label: str) -> list[Source]:
+    paths = sorted(
+        path
+        for path in folder.rglob("*")
+        if path.suffix.lower() in _tables.READERS
+        and path.is_file()
+        and path.stat().st_size
+        and not any(part.startswith(_NOT_DATA) for part in path.relative_to(folder).parts)
+    )
+    if not paths:
+        raise UserError(f"{label}: holds no {', '.join(_tables.READERS)} file.")
+    return [Source(path, path.stem, f"{label}/{path.relative_to(folder).as_posix()}", True) for path in paths]
+
+
+def _in_zip(path: Path, folder: Path) -> list[Source]:
+    try:
+        with zipfile.ZipFile(path) as packed:
+            members = [one for one in packed.infolist() if _wanted(one.filename) and one.file_size]
+            if sum(one.file_size for one in members) > _LARGEST_ZIP:
+                raise UserError(f"{path}: unpacks to more than {_LARGEST_ZIP >> 30} GiB. Unpack it yourself.")
+            for one in members:
+                packed.extract(one, folder)
+    except (zipfile.BadZipFile, zipfile.LargeZipFile, NotImplementedError, RuntimeError, ValueError, EOFError) as error:
+        raise UserError(f"{path}: not a zip that can be read ({error}). Unpack it yourself.") from None
+    if not members:
+        raise UserError(f"{path}: holds no {', '.join(_tables.READERS)} file.")
+    return _in_folder(folder, str(path))
+
+
+def _wanted(name: str) -> bool:
+    path = PurePosixPath(name.replace("\\", "/"))
+    return path.suffix.lower() in _tables.READERS and not any(part.startswith(_NOT_DATA) for part in path.parts)
+
+
+def _from_hub(repository: str, revision: str | None, inside: str | None) -> list[Source]:
+    """Fetch the tables of a data set at one revision; a mirror is set by the variable HF_ENDPOINT."""
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    label = f"hf://{repository}"
+    patterns = [f"*{suffix}" for suffix in _tables.READERS]
+    try:
+        pinned = HfApi().dataset_info(repository, revision=revision).sha
+        if inside:
+            patterns = [inside, *(f"{inside.rstrip('/')}/{pattern}" for pattern in patterns)]
+        folder = Path(snapshot_download(repository, repo_type="dataset", revision=pinned, allow_patterns=patterns))
+    except (HfHubHTTPError, HFValidationError, OSError, ValueError) as error:
+        what = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+        raise UserError(
+            f"{label}: cannot be fetched ({what}). Check name and revision; behind a firewall set HF_ENDPOINT to a "
+            "mirror, or download the files and give their folder."
+        ) from None
+    return _in_folder(folder, f"{label}@{pinned}")
+
+
+def sort_out(sources: Sequence[Source], fields: Fields | None) -> tuple[list[Source], list[Source], list[Source]]:
+    """Return (what to read, files of answers, files left out) of the sources.
+
+    Files that the user named are all read. Of those found in folders only what has the exam's columns, or CMB-Clin's.
+
+    Raises:
+        UserError: nothing is left to read.
+    """
+    kinds: dict[str, list[Source]] = {"questions": [], "answers": [], "other": []}
+    for source in sources:
+        kinds[look(source.path, fields) if source.picked else "questions"].append(source)
+    read, answers, others = kinds.values()
+    if not read:
+        raise UserError(f"--input: none of {', '.join(one.origin for one in sources)} has this exam's columns.")
+    return read, answers, others
+
+
+def look(path: Path, fields: Fields | None) -> str:
+    """Return `questions` (CMB-Clin's cases too), `answers` or `other` by the first row of a file."""
+    try:
+        _, row = next(_tables.read(path), (0, {}))
+    except UserError:
+        return "other"
+    if not row:
+        return "other"
+    if fields is None:
+        return "questions"
+    if "QA_pairs" in row:  # CMB-Clin, which lies beside the tests whose answers are elsewhere
+        return "questions" if fields.answers == "elsewhere" else "other"
+    found = Columns(path, fields.columns(), fields.ignore).of(row)
+    if found.has("stem") and found.has("options"):
+        return "questions"
+    return "answers" if {"id", "answer"} <= set(row) else "other"
+
+
+def answers_for(source: Source, fields: Fields | None, known: Sequence[Source]) -> Path | None:
+    """Return the file of answers that lies beside a file of questions without any, None where there is not just one."""
+    if fields is None or fields.answers != "elsewhere":
+        return None
+    _, row = next(_tables.read(source.path), (0, {}))
+    found = Columns(source.path, fields.columns(), fields.ignore).of(row)
+    if found.has("answer") or not found.has("stem") or not found.has("id"):
+        return None
+    beside = [path for path in source.path.parent.glob("*answer*") if path.suffix.lower() in _tables.READERS]
+    paths = {one.path.resolve() for one in known} or {path.resolve() for path in beside}
+    answers = [path for path in sorted(paths) if look(path, fields) == "answers"]
+    return answers[0] if len(answers) == 1 else None

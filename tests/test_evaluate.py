@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -105,7 +106,7 @@ def _empty(files):
 
 
 def _keyless(files):
-    (files / "predictions.jsonl").write_text('{"id": "val:0", "output": "A"}\n')
+    (files / "predictions.jsonl").write_text('{"id": "val:0", "said": "A"}\n')
 
 
 def _twice(files):
@@ -132,7 +133,7 @@ def _gbk(files):
     [
         (_broken, ["predictions.jsonl:2", "broken JSON"]),
         (_empty, ["predictions.jsonl", "empty"]),
-        (_keyless, ["predictions.jsonl:1", "question_id", "missing"]),
+        (_keyless, ["predictions.jsonl:1", "no output", "response"]),
         (_twice, ["predictions.jsonl:2", "duplicate", "val:0"]),
         (_short, ["2 questions have no prediction", "val:58"]),
         (_foreign, ["1 predictions belong to no question", "test:9"]),
@@ -224,7 +225,11 @@ def test_runs_side_by_side_and_against_a_baseline(files):
     report = json.loads((files / "out" / "report.json").read_text(encoding="utf-8"))
     first, second = (report["runs"][name]["accuracy"] for name in ("predictions.jsonl", "other.jsonl"))
     assert second == 100 > first == report["overall"]["accuracy"]
-    assert report["summary"]["accuracy"]["mean"] == pytest.approx((first + second) / 2)
+    assert "summary" not in report  # two models have no mean
+    assert report["ranking"] == ["other.jsonl", "predictions.jsonl"]
+    (pair,) = report["pairs"]
+    assert pair["difference"] == pytest.approx(second - first) and pair["adjusted_p"] == pair["p_value"] < 0.001
+    assert report["comparison"]["metrics"]["accuracy"]["p_value"] == report["comparison"]["mcnemar_p"]
     assert list(report["agreement"].values()) == pytest.approx([first])
     assert report["comparison"]["gained"] == []
     assert len(report["comparison"]["lost"]) == round(60 * (1 - first / 100))
@@ -272,3 +277,66 @@ def test_several_orders_of_the_options_say_how_many_answers_flip(tmp_path: Path)
     (tmp_path / "rotate:1.meta.json").write_text('{"config": {"prompt": {"option_order": "up"}}}', encoding="utf-8")
     with pytest.raises(DataError, match="no order of options"):
         evaluate(tmp_path / "rotate:1", tmp_path / "q.jsonl")
+
+
+def _meta(files, name, **changes):
+    prompt = {"style": changes.pop("style", "answer_explain"), "write": None}
+    note = {"config": {"prompt": prompt, "training": {"seed": 1}, "out": "runs/1"}, "run": "runs/1", **changes}
+    (files / f"{name}.meta.json").write_text(json.dumps(note), encoding="utf-8")
+
+
+def test_mean_and_deviation_only_for_seeds_of_one_experiment(files):
+    text = (files / "predictions.jsonl").read_text(encoding="utf-8")
+    (files / "other.jsonl").write_text(text, encoding="utf-8")
+    both = ["--predictions", "other.jsonl", "--overwrite"]
+
+    def summary(*extra):
+        assert _run(files, *both, *extra).returncode == 0
+        return json.loads((files / "out" / "report.json").read_text(encoding="utf-8")).get("summary")
+
+    assert summary() is None
+    assert summary("--seeds")["accuracy"]["runs"] == 2
+    _meta(files, "predictions.jsonl")
+    _meta(
+        files,
+        "other.jsonl",
+        run="runs/2",
+        config={"prompt": {"style": "answer_explain", "write": None}, "training": {"seed": 2}, "out": "runs/2"},
+    )
+    assert summary()["accuracy"]["std"] == 0
+    _meta(files, "other.jsonl", style="answer")
+    assert summary() is None
+
+
+def test_text_metrics_only_where_explanations_were_asked_for(files):
+    questions, predictions = _records()
+    _meta(files, "predictions.jsonl", style="answer")
+    asked = evaluate(files / "predictions.jsonl", files / "questions.jsonl")
+    assert asked.overall["explanations"] == 0 and asked.overall["bleu4"] is None and not asked.intervals
+    assert asked.overall["accuracy"] == evaluate(predictions, questions).overall["accuracy"]
+    _meta(files, "predictions.jsonl")
+    assert evaluate(files / "predictions.jsonl", files / "questions.jsonl").overall["bleu4"] > 0
+
+
+def test_a_run_asked_in_other_words_is_marked(files):
+    _meta(files, "predictions.jsonl", style="answer")
+    found = evaluate(files / "predictions.jsonl", files / "questions.jsonl", profile="opencompass-cmb").bridges
+    assert "asked in style 'answer'" in found["opencompass-cmb"].mark
+    _meta(files, "predictions.jsonl", style="cmb_answer")
+    found = evaluate(files / "predictions.jsonl", files / "questions.jsonl", profile="opencompass-cmb").bridges
+    assert found["opencompass-cmb"].mark is None
+
+
+def test_questions_of_one_case_are_drawn_together():
+    questions, predictions = _records(120)
+    alone = evaluate(predictions, questions)
+    cases = [replace(q, facets={**q.facets, "group": str(i // 6)}) for i, q in enumerate(questions)]
+    # All questions of a case right or wrong together: the interval is that of 20 draws, not of 120.
+    texts = [Prediction(q.id, f"答案: {q.answer if int(q.facets['group']) % 2 else '无'}") for q in cases]
+    grouped, single = evaluate(texts, cases), evaluate(texts, questions)
+    assert grouped.overall["accuracy"] == single.overall["accuracy"] == 50
+    width = [high - low for low, high in (grouped.overall["accuracy_ci"], single.overall["accuracy_ci"])]
+    assert 1.8 < width[0] / width[1] < 3  # sqrt(6) = 2.4
+    assert alone.overall["accuracy_ci"] != grouped.overall["accuracy_ci"]
+    against = evaluate(texts, cases, baseline=predictions).comparison
+    assert against.clusters == 20 and against.metrics["accuracy"].resolution > 0

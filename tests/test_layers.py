@@ -25,6 +25,7 @@ DOMAIN = (
     "paper",
     "overlap",
     "clinic",
+    "interop",
     "upstream",
 )
 MACHINERY = ("models", "families", "tuning", "runfolder", "batching", "prediction", "training")

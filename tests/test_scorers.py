@@ -279,9 +279,9 @@ def test_metrics_of_zsy(name):
         pair["sft"]["correct"],
     ]
     theirs = pair["comparison"]
-    assert (len(found["gained"]), len(found["lost"])) == (theirs["improved_questions"], theirs["regressed_questions"])
-    assert (found["both"], found["neither"]) == (theirs["both_correct"], theirs["both_wrong"])
-    assert found["mcnemar_p"] == pytest.approx(theirs["mcnemar_exact_pvalue"], rel=1e-12)
+    assert (len(found.gained), len(found.lost)) == (theirs["improved_questions"], theirs["regressed_questions"])
+    assert (found.both, found.neither) == (theirs["both_correct"], theirs["both_wrong"])
+    assert found.mcnemar_p == pytest.approx(theirs["mcnemar_exact_pvalue"], rel=1e-12)
     for facet, groups in wanted["groups"].items():
         for value, count in groups.items():
             some = [[one for one in run if one.question.facets.get(facet, "unknown") == value] for run in (base, tuned)]

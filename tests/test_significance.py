@@ -5,7 +5,16 @@ import math
 import numpy as np
 import pytest
 
-from cmexam_tune.metrics.significance import bootstrap, mcnemar, mean_std, paired_bootstrap, wilson
+from cmexam_tune.metrics.significance import (
+    bootstrap,
+    by_cluster,
+    holm,
+    mcnemar,
+    mean_std,
+    paired_bootstrap,
+    smallest_difference,
+    wilson,
+)
 
 stats = pytest.importorskip("scipy.stats", reason="scipy is the independent witness (comes with scikit-learn)")
 
@@ -135,3 +144,42 @@ def test_paired_bootstrap_agrees_with_mcnemar_on_accuracy():
 def test_paired_bootstrap_refuses_other_questions():
     with pytest.raises(ValueError, match="not the same questions"):
         paired_bootstrap(column([1, 0]), column([1, 0, 1]), mean)
+
+
+def test_holm_is_statsmodels_example_and_bonferroni_for_the_first():
+    # Holm's adjusted values by hand: sorted p * (m - rank), never falling.
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.5, 0.5]) == [1.0, 1.0] and holm([]) == []
+
+
+def test_bootstrap_p_says_what_its_draws_can_show():
+    rows = np.stack([np.ones(50), np.ones(50)], axis=1)
+    (found,) = paired_bootstrap(0 * rows + [0, 1], rows, lambda sums: sums[:, :1] / sums[:, 1:], resamples=999)
+    assert found.p_value == found.resolution == 0.002 and found.p_text == "< 0.002"
+    (same,) = paired_bootstrap(rows, rows, lambda sums: sums[:, :1] / sums[:, 1:], resamples=999)
+    assert same.p_value == 1 and same.p_text == "1.0000"
+
+
+@pytest.mark.parametrize(("n", "disagreement"), [(400, 0.2), (1000, 0.3), (6811, 0.15)])
+def test_the_smallest_difference_is_found_with_80_percent_power(n, disagreement):
+    """Simulated with the exact test, which is a little more cautious than the formula."""
+    difference = smallest_difference(n, disagreement)
+    rng = np.random.default_rng(5)
+    shares = [(disagreement + difference) / 2, (disagreement - difference) / 2, 1 - disagreement]
+    draws = rng.multinomial(n, shares, size=2000)
+    power = np.mean([mcnemar(int(lost), int(gained)) < 0.05 for gained, lost, _ in draws])
+    assert 0.75 < power < 0.84
+
+
+def test_no_difference_can_be_seen_in_a_few_questions():
+    assert smallest_difference(5, 0.4) is None and smallest_difference(100, 0.0) is None
+    assert smallest_difference(10_000, 0.2) < smallest_difference(1000, 0.2)
+    with pytest.raises(ValueError, match="no power"):
+        smallest_difference(0, 0.2)
+
+
+def test_clusters_are_summed_in_order_of_appearance():
+    rows = np.array([[1.0, 1.0], [0.0, 1.0], [1.0, 1.0]])
+    assert by_cluster(rows, ["b", "a", "b"]).tolist() == [[2, 2], [0, 1]]
+    with pytest.raises(ValueError, match="clusters"):
+        by_cluster(rows, ["a"])

@@ -62,6 +62,13 @@ class Paired:
     high: float
     p_value: float
     """Two-sided: how easily chance alone gives a difference at least this large."""
+    resolution: float = 0.0
+    """The smallest p-value that the test can show; `p_value` equal to it means below it. 0 for an exact test."""
+
+    @property
+    def p_text(self) -> str:
+        """Return the p-value as it is printed: `0.0312`, and `< 0.002` where the draws can show no less."""
+        return f"< {self.resolution:.1g}" if self.p_value <= self.resolution else f"{self.p_value:.4f}"
 
 
 def mcnemar(only_first: int, only_second: int) -> float:
@@ -122,7 +129,7 @@ def paired_bootstrap(
     """Return the difference of each statistic between two runs with its 95% interval and two-sided p-value.
 
     Both runs are resampled by the same questions (Koehn 2004). The p-value is twice the smaller share of resamples on
-    one side of zero, with one added to each count so that it is never exactly 0.
+    one side of zero, with one added to each count: never less than 2 / (resamples + 1), its `resolution`.
 
     Args:
         first: [pairs, columns], see `bootstrap`.
@@ -145,7 +152,70 @@ def paired_bootstrap(
     low, high = np.quantile(drawn, [0.025, 0.975], axis=0)
     beyond = np.minimum((drawn <= 0).sum(0), (drawn >= 0).sum(0))
     p_values = np.minimum(1.0, 2 * (beyond + 1) / (resamples + 1))
-    return [Paired(*map(float, one)) for one in zip(observed, low, high, p_values, strict=True)]
+    found = zip(observed, low, high, p_values, strict=True)
+    return [Paired(*map(float, (*one, 2 / (resamples + 1)))) for one in found]
+
+
+def by_cluster(rows: "Matrix", clusters: Sequence[str]) -> "Matrix":
+    """Return [clusters, columns], the sums of the rows of each cluster.
+
+    A bootstrap of these draws clusters as a whole: questions that share a case are right or wrong together, and count
+    as less than as many questions of their own.
+
+    Raises:
+        ValueError: not one cluster for each row.
+    """
+    import numpy as np
+
+    if len(clusters) != len(rows):
+        raise ValueError(f"{len(clusters)} clusters for {len(rows)} rows")
+    number = {name: i for i, name in enumerate(dict.fromkeys(clusters))}
+    sums = np.zeros((len(number), rows.shape[1]))
+    np.add.at(sums, [number[name] for name in clusters], rows)
+    return sums
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return p-values adjusted for being several (Holm 1979): each is to be compared with the level as it is."""
+    adjusted, least = [0.0] * len(p_values), 0.0
+    for rank, i in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        least = max(least, min(1.0, (len(p_values) - rank) * p_values[i]))
+        adjusted[i] = least
+    return adjusted
+
+
+def smallest_difference(n: int, disagreement: float, power: float = 0.8, level: float = 0.05) -> float | None:
+    """Return the smallest difference of two accuracies that McNemar's test would find with this power.
+
+    The normal approximation of Connor (1987), solved for the difference. All shares are from 0 to 1.
+
+    Args:
+        n: Questions that both runs answer.
+        disagreement: Share of the questions that only one of the two runs answers right.
+        power: Chance of finding the difference.
+        level: Of the two-sided test.
+
+    Returns:
+        The difference, or None where not even the largest possible one, `disagreement`, would be found.
+
+    Raises:
+        ValueError: a share outside 0 to 1, or no questions.
+    """
+    if n < 1 or not 0 <= disagreement <= 1 or not 0 < power < 1 or not 0 < level < 1:
+        raise ValueError(f"no power for n={n}, disagreement={disagreement}, power={power}, level={level}")
+    alpha, beta = NormalDist().inv_cdf(1 - level / 2), NormalDist().inv_cdf(power)
+
+    def seen(difference: float) -> bool:
+        noise = alpha * math.sqrt(disagreement) + beta * math.sqrt(max(disagreement - difference**2, 0.0))
+        return difference * math.sqrt(n) >= noise
+
+    if not disagreement or not seen(disagreement):
+        return None
+    low, high = 0.0, disagreement
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (low, middle) if seen(middle) else (middle, high)
+    return high
 
 
 def _resamples(n: int, resamples: int, seed: int) -> "Iterator[Matrix]":

@@ -9,10 +9,12 @@ from cmexam_tune.core.schema import Report, Scores
 from cmexam_tune.profiles import Profile
 from cmexam_tune.report.published import Published
 from cmexam_tune.scoring import baselines, breakdowns, comparison, grading
-from cmexam_tune.scoring.comparison import Comparison, Spread
+from cmexam_tune.scoring.bridge import Bridge
+from cmexam_tune.scoring.comparison import Comparison, Pair, Spread
 from cmexam_tune.scoring.grading import Graded
+from cmexam_tune.scoring.letters import PartialCredit, partial_credit
 
-_OPTIONAL = ("runs", "summary", "agreement", "flips", "comparison", "profiles")
+_OPTIONAL = ("runs", "summary", "agreement", "flips", "ranking", "pairs", "bridges", "comparison", "profiles")
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,14 @@ class FullReport(Report):
     """`first | second` -> share in percent of questions with the same readable answer."""
     flips: int = 0
     """Questions whose answer is not the same in all runs."""
+    ranking: tuple[str, ...] = ()
+    """The runs by accuracy, the best first."""
+    pairs: tuple[Pair, ...] = ()
+    """Each two runs, p-values corrected for being several (Holm)."""
+    partial_credit: Mapping[str, PartialCredit] = field(default_factory=dict)
+    """`all`, `single` and `multiple` right letters: exact score beside Jaccard, precision and recall of letters."""
+    bridges: Mapping[str, Bridge] = field(default_factory=dict)
+    """Profile -> the way from our accuracy to its score."""
     comparison: Comparison | None = None
     profiles: Mapping[str, Scores] = field(default_factory=dict)
     """The same outputs by every profile."""
@@ -83,6 +93,7 @@ def build(
         tables=breakdowns.tables(graded, facets, score),
         by_length=breakdowns.by_length(graded, score),
         confusion=breakdowns.confusion(graded),
+        partial_credit=partial_credit(graded),
         name=name,
         published=published,
     )

@@ -4,12 +4,12 @@ In four steps, each a difference of two accuracies, so that they add up: the que
 reads and compares, what it leaves out of the denominator, and how it averages.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from cmexam_tune import profiles
-from cmexam_tune.core.schema import Prediction, Question
+from cmexam_tune.core.schema import Prediction, Question, Scores
 from cmexam_tune.profiles import Profile
 from cmexam_tune.scoring import grading
 from cmexam_tune.scoring.grading import Graded, average
@@ -76,7 +76,7 @@ def build(
         questions: All questions that were predicted.
         predictions: Their outputs.
         profile: The script's.
-        style: Prompt style of the run, where it is known; see `prompt_mark`.
+        style: Prompt style of the run, where it is known (`notes.style`); see `prompt_mark`.
         standard: What `grading.grade` returned for the standard profile, where it is there already.
 
     Raises:
@@ -86,6 +86,34 @@ def build(
     rules = profiles.get(profile) if isinstance(profile, str) else profile
     ours = list(standard) if standard is not None else grading.grade(questions, predictions)
     return between(ours, grading.grade(questions, predictions, rules), rules, style)
+
+
+def to_profiles(
+    graded: Sequence[Graded],
+    names: Sequence[str],
+    style: str | None = None,
+    option_order: str | None = None,
+    explanations: bool | None = None,
+) -> tuple[dict[str, Scores], dict[str, Bridge]]:
+    """Return the scores of the same outputs by each of several profiles, and the bridge to each but `standard`.
+
+    Args:
+        graded: All questions and outputs, by any profile.
+        names: Of the profiles.
+        style: See `build`.
+        option_order: See `grading.grade`.
+        explanations: See `grading.grade`.
+    """
+    asked, said = [one.question for one in graded], [one.prediction for one in graded]
+    ours = grading.grade(asked, said, STANDARD, option_order, explanations)
+    scores, bridges = {}, {}
+    for name in names:
+        rules = profiles.get(name)
+        theirs = ours if name == STANDARD else grading.grade(asked, said, rules, option_order, explanations)
+        scores[name] = grading.score(theirs, rules)
+        if name != STANDARD:
+            bridges[name] = between(ours, theirs, rules, style)
+    return scores, bridges
 
 
 def between(ours: Sequence[Graded], theirs: Sequence[Graded], rules: Profile, style: str | None = None) -> Bridge:
@@ -137,11 +165,3 @@ def prompt_mark(rules: Profile, style: str | None) -> str | None:
     if style is None or not rules.prompt or style in rules.styles:
         return None
     return f"asked in style {style!r}, not in the words of {rules.name}"
-
-
-def style_of(made_by: object) -> str | None:
-    """Return the prompt style that `predictions.jsonl.meta.json`, the note of predict, names; None without."""
-    config = made_by.get("config") if isinstance(made_by, Mapping) else None
-    prompt = config.get("prompt") if isinstance(config, Mapping) else None
-    style = prompt.get("style") if isinstance(prompt, Mapping) else None
-    return style if isinstance(style, str) else None

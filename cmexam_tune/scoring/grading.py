@@ -15,6 +15,8 @@ from cmexam_tune.prompts import order
 
 _UNREAD = "无答案"
 _SHOWN = 5
+GROUP = "group"
+"""Facet of questions that share a stem or a case."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +46,12 @@ def grade(
     predictions: Iterable[Prediction],
     profile: str | Profile = "standard",
     option_order: str | None = None,
+    explanations: bool | None = None,
 ) -> list[Graded]:
     """Return every question with its prediction, read again by the profile's parser, in the order of the questions.
 
-    The text metrics of a profile that skips missing references are left out altogether (`text` is None) where not one
-    prediction holds an explanation: the model was not asked for any.
+    Explanations are scored where the model was asked for them. Where that is unknown (`explanations` is None) they are
+    left out by a profile that skips missing references if not one prediction holds an explanation.
 
     Where the options were shown in another order (`prompt.option_order`), the outputs are read and counted with the
     options in that order, and the answers are given back in the exam's letters.
@@ -62,7 +65,9 @@ def grade(
     matched = _match([order.shown(question, option_order) for question in exam], list(predictions))
     readings = _readings(rules, matched)
     pairs: dict[int, tuple[str, str]] = {}
-    if rules.statistics and (rules.no_reference == "empty" or any(reading.explanation for reading in readings)):
+    if explanations is None:
+        explanations = rules.no_reference == "empty" or any(reading.explanation for reading in readings)
+    if rules.statistics and explanations:
         pairs = {
             i: (readings[i].explanation or "", question.explanation or "")
             for i, (question, _) in enumerate(matched)
@@ -128,21 +133,20 @@ def _match(questions: Sequence[Question], predictions: Sequence[Prediction]) -> 
 def score(graded: Sequence[Graded], profile: str | Profile = "standard") -> Scores:
     """Return the scores of any subset of what `grade` returned.
 
-    `n` questions, `scored` of them in the denominator of accuracy (gold answers are published and, where the profile
-    drops unreadable outputs, the output was read), `answered` readable. accuracy, its Wilson 95% interval, BLEU and
-    ROUGE are percentages; precision, recall and weighted_f1 are fractions as scikit-learn gives them. None stands for
-    what cannot be computed.
+    `n` questions, `scored` of them in the denominator of accuracy (gold answers are published, the profile scores
+    such questions and did not drop the output), `answered` readable. accuracy, its 95% interval (Wilson's, or that of a
+    bootstrap of whole groups where questions share a case), BLEU and ROUGE are percentages; precision, recall and
+    weighted_f1 are fractions as scikit-learn gives them. None stands for what cannot be computed.
     """
     rules = profiles.get(profile) if isinstance(profile, str) else profile
     scored = [g for g in graded if g.counted]
-    right = sum(g.right for g in scored)
     texts = [g.text for g in graded if g.text is not None]
     scores: dict[str, float | int | list[float] | None] = {
         "n": len(graded),
         "scored": len(scored),
         "answered": sum(g.answer is not None for g in graded),
         "accuracy": average(scored, ()),
-        "accuracy_ci": [100 * end for end in significance.wilson(right, len(scored))] if scored else None,
+        "accuracy_ci": _interval(scored),
         **weighted([(g.question.answer or "", g.answer or _UNREAD) for g in scored]),
         "explanations": len(texts),
         **text_metrics.aggregate(texts, rules.smoothing),
@@ -150,6 +154,26 @@ def score(graded: Sequence[Graded], profile: str | Profile = "standard") -> Scor
     for name, facets in rules.averages.items():
         scores[name] = average(scored, facets)
     return scores
+
+
+def clusters(graded: Sequence[Graded]) -> list[str] | None:
+    """Return the group of each question, itself where it has none; None where no two questions share one."""
+    groups = [one.question.facets.get(GROUP) or f"question {one.question.id}" for one in graded]
+    return groups if len(set(groups)) < len(groups) else None
+
+
+def _interval(scored: Sequence[Graded]) -> list[float] | None:
+    """Return the 95% interval of the accuracy in percent: Wilson's, or that of a bootstrap of whole groups."""
+    if not scored:
+        return None
+    groups = clusters(scored)
+    if groups is None:
+        return [100 * end for end in significance.wilson(sum(g.right for g in scored), len(scored))]
+    import numpy as np
+
+    rows = significance.by_cluster(np.array([[g.right, 1.0] for g in scored]), groups)
+    ((low, high),) = significance.bootstrap(rows, lambda sums: 100 * sums[:, :1] / sums[:, 1:])
+    return [low, high]
 
 
 def weighted(pairs: Sequence[tuple[str, str]]) -> dict[str, float | None]:

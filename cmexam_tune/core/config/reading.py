@@ -188,7 +188,7 @@ def _is_text(key: str, raw: str) -> bool:
     hint = str if key == "out" else typing.get_type_hints(_CLASSES.get(section, Config)).get(name)
     kinds = {hint, *(typing.get_args(hint) if typing.get_origin(hint) is not Mapping else ())}
     quoted = raw in ("", "null", "~") or raw[0] in "\"'" or (raw[0] == "[" and typing.get_origin(hint) is tuple)
-    return str in kinds and not quoted
+    return str in kinds and typing.get_origin(hint) is not Mapping and not quoted
 
 
 def _parse_value(raw: str, key: str) -> Any:

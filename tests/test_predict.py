@@ -406,20 +406,21 @@ def test_twenty_kills_of_many_processes(asked: Path, recipe: Path, tmp_path: Pat
     words += ["--questions", asked]
     out, alone = tmp_path / "killed", tmp_path / "alone"
     run(*words, "--out", alone)
-    chance, kills = random.Random(0), 0
-    while kills < 20:
+    chance = random.Random(0)
+
+    def answered() -> int:
+        return sum(path.read_bytes().count(b"\n") for path in tmp_path.glob("killed*") if "meta" not in path.name)
+
+    for _ in range(20):
         group = processes(chance.choice((2, 3)), *words, "--out", out)
-        until = time.monotonic() + chance.uniform(8, 16)
-        while time.monotonic() < until and all(process.poll() is None for process in group):
-            time.sleep(0.01)
-        killed = [process for process in group if process.poll() is None]
-        for process in killed:
+        target, until = answered() + chance.randint(1, 25), time.monotonic() + 120
+        while answered() < target and time.monotonic() < until:
+            time.sleep(0.001)
+        assert all(process.poll() is None for process in group), "all had ended before the kill"
+        for process in group:
             process.kill()
         for process in group:
             process.communicate()
-        if not killed:
-            break
-        kills += 1
     for process in processes(2, *words, "--out", out):
         assert process.wait() == 0
     assert out.read_bytes() == alone.read_bytes()

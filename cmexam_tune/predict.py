@@ -61,7 +61,7 @@ def main(argv: Sequence[str]) -> int | None:
         "      generation.mode=likelihood generation.batch_size=32\n"
         "  cmexam-tune predict --config zeroshot_qwen.yaml --questions test.questions.jsonl --out zeroshot.jsonl\n"
         "  cmexam-tune predict --config zeroshot_qwen_cmb.yaml --questions test.questions.jsonl --out shots.jsonl \\\n"
-        "      prompt.shots=3 prompt.shots_from=val.questions.jsonl prompt.max_source_length=4096\n"
+        "      prompt.shots=3 prompt.shots_from=val.questions.jsonl\n"
         "  torchrun --nproc_per_node 8 -m cmexam_tune.predict --run-folder runs/lora_llama \\\n"
         "      --questions test.questions.jsonl --out predictions.jsonl\n\n"
         "Several processes (torchrun) share the questions; it may go on with another number of them. torchrun takes\n"

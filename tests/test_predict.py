@@ -310,7 +310,7 @@ def test_examples_come_before_every_question(
     monkeypatch.setattr(
         Decoder, "ask", lambda self, items: shown.extend(item.dialogue() for item in items) or ask(self, items)
     )
-    words = ["--config", recipe, "--questions", asked, "--out", out, "prompt.max_source_length=4096"]
+    words = ["--config", recipe, "--questions", asked, "--out", out, "prompt.max_source_length=400"]
     run(*words, "prompt.shots=3", f"prompt.shots_from={pool}", "--limit", 5)
     assert len(shown) == 5 and len({dialogue.examples for dialogue in shown}) == 1
     assert all(turn.answer == "答案: C" and "选项A10" in turn.question for turn in shown[0].examples)
@@ -320,6 +320,9 @@ def test_examples_come_before_every_question(
         run(*words, "prompt.shots=3", f"prompt.shots_from={pool}", "--limit", 6)
     with pytest.raises(UserError, match=r"prompt\.shots_from=FILE"):
         run(*words, "prompt.shots=3", "--overwrite")
+    long = ["generation.mode=generate", "generation.max_new_tokens=4000"]
+    with pytest.raises(UserError, match=r"takes \d+ tokens, this model has \d+ positions"):
+        run(*words, "prompt.shots=6", f"prompt.shots_from={pool}", "--overwrite", *long)
     with pytest.raises(UserError, match="6 questions that can be examples"):
         run(*words, "prompt.shots=7", f"prompt.shots_from={pool}", "--overwrite")
 

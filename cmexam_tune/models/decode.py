@@ -11,6 +11,7 @@ from transformers import GenerationConfig
 from cmexam_tune import answers, prompts
 from cmexam_tune.answers import letter_sets
 from cmexam_tune.core.config import Config
+from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.models import Loaded, cache, features, legal, sampling, writing
 from cmexam_tune.models.causal import Codec, left_padded
@@ -18,7 +19,7 @@ from cmexam_tune.models.features import Ids
 from cmexam_tune.models.items import Batch, Item, Reading, Written
 from cmexam_tune.models.precision import inference
 from cmexam_tune.models.reading import Reader, Start, shared
-from cmexam_tune.prompts import Asked
+from cmexam_tune.prompts import Asked, Dialogue
 
 FEW = 4
 """Questions from which on it is worth to read apart what their prompts begin with."""
@@ -36,6 +37,7 @@ class Decoder:
         self.model: Any = loaded.model.get_base_model() if isinstance(loaded.model, PeftModel) else loaded.model
         self.pad = int(self.tokenizer.pad_token_id or 0)
         self._priors: dict[str, dict[str, float]] = {}
+        self._examples: dict[Any, int] = {}
 
     def answer(self, asked: Sequence[Asked]) -> Iterator[Prediction]:
         """Yield a prediction for each question in the way that `generation.mode` names, longest prompts first.
@@ -54,21 +56,45 @@ class Decoder:
                 yield self._legal(item.question, max(scores, key=scores.__getitem__))
 
     def ask(self, asked: Sequence[Asked]) -> list[Item]:
-        """Return the prompts as ids, their stems cut to `prompt.max_source_length`.
+        """Return the prompts as ids, their stems cut to `prompt.max_source_length`, which examples are not counted in.
 
         A question whose options alone exceed the limit is asked all the same, without its stem: nothing is left out.
         """
         by_id = {item.question.id: item for item in asked}
         system = self.config.prompt.system
 
-        def tokenize(some: list[Question]) -> list[Ids]:
+        def tokenize(some: list[Question]) -> list[tuple[Ids, int]]:
             dialogues = [by_id[question.id].dialogue(question) for question in some]
-            return self.codec.sources([d if d.system is not None else d._replace(system=system) for d in dialogues])
+            dialogues = [d if d.system is not None else d._replace(system=system) for d in dialogues]
+            rows = self.codec.sources(dialogues)
+            return [(row, len(row) - self._of_examples(d)) for row, d in zip(rows, dialogues, strict=True)]
 
         sources = features.fit_stems(
-            [item.question for item in asked], tokenize, self.config.prompt.max_source_length, len
+            [item.question for item in asked], tokenize, self.config.prompt.max_source_length, lambda sized: sized[1]
         )
-        return [Item(item, ids) for item, ids in zip(asked, sources.ids, strict=True)]
+        return [Item(item, ids) for item, (ids, _) in zip(asked, sources.ids, strict=True)]
+
+    def _of_examples(self, dialogue: Dialogue) -> int:
+        """Return how many tokens of a prompt are its examples.
+
+        Raises:
+            ConfigError: more than the model has positions for.
+        """
+        if not dialogue.examples:
+            return 0
+        key = dialogue.examples, dialogue.system
+        if key not in self._examples:
+            whole, bare = self.codec.sources([dialogue, dialogue._replace(examples=())])
+            self._examples[key] = len(whole) - len(bare)
+            positions, needed = getattr(self.model.config, "max_position_embeddings", None), len(whole)
+            if self.config.generation.mode == "generate":
+                needed += self.config.generation.arguments.get("max_new_tokens", writing.room(self.config))
+            if positions is not None and needed > positions:
+                raise ConfigError(
+                    f"prompt.shots={self.config.prompt.shots}: a prompt with its answer takes {needed} tokens, this "
+                    f"model has {positions} positions. Use fewer."
+                )
+        return self._examples[key]
 
     def write(self, asked: Sequence[Asked]) -> Iterator[Written]:
         """Let the model write, up to its EOS, a stop string of the template or `max_new_tokens`."""

@@ -55,9 +55,7 @@ def settings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config:
 
 def room(config: Config) -> int:
     """Return how many tokens an answer may have by default: as in training, and few where only letters are written."""
-    fields = {
-        name for _, name, _, _ in string.Formatter().parse(prompts.style_named(config.prompt.style).write) if name
-    }
+    fields = {name for _, name, _, _ in string.Formatter().parse(prompts.style_of(config.prompt).write) if name}
     most = config.prompt.max_target_length
     return min(most, LETTERS) if fields == {"letters"} else most
 

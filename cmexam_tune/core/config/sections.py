@@ -41,7 +41,7 @@ class PromptConfig:
     style: str
     """A style of `cmexam_tune.prompts`: `answer` or `1`, `answer_explain` or `4`, `cmb_answer`, ..."""
     max_source_length: int
-    """Tokens of the prompt; a longer one loses the middle of its stem, never an option."""
+    """Tokens of the prompt without examples; a longer one loses the middle of its stem, never an option."""
     max_target_length: int
     """Tokens of the completion; a longer one loses the end of its explanation, never the answer."""
     template: str = "auto"

@@ -116,6 +116,7 @@ def test_what_cannot_be_rendered():
         "cmb_cot_script",
         "zeroshot",
     }
+    assert prompts.render(bare, "zeroshot").completion == "答案：B"
     asked = prompts.render(dataclasses.replace(bare, answer=None), "4")
     assert (asked.prompt, asked.completion) == (ASKED, "")
     with pytest.raises(ConfigError, match="did you mean 'answer_explain'"):

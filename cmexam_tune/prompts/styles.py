@@ -42,6 +42,8 @@ class Style:
     write: str
     ask_by_kind: tuple[tuple[str, str], ...] = ()
     """(kind, text that replaces `ask` for it)."""
+    write_unexplained: str | None = None
+    """What is to be written where a question has no explanation; None: it cannot be rendered."""
     shortest_option: int = 0
     """Options of fewer characters are not shown."""
 
@@ -91,6 +93,7 @@ _NAMED = (
             ("multiple", _EXPERT + "注意，该问题是多选题\n{question}:\n{options}\n" + _ZEROSHOT_END),
             ("single", _ZEROSHOT_SINGLE),
         ),
+        "答案：{letters}",
     ),
     # HuatuoGPT-II's own evaluation publishes no completion; CMB's is used.
     Style("huatuogpt2", "请回答下面选择题。\n[{question_type}]{question}\n{option_str}", "答案是{letters}。"),
@@ -125,7 +128,7 @@ def style_of(prompt: PromptConfig) -> Style:
     style = style_named(prompt.style)
     if prompt.ask is not None:
         style = dataclasses.replace(style, ask=prompt.ask, ask_by_kind=())
-    return style if prompt.write is None else dataclasses.replace(style, write=prompt.write)
+    return style if prompt.write is None else dataclasses.replace(style, write=prompt.write, write_unexplained=None)
 
 
 def prompt(question: Question, style: str | Style) -> str:
@@ -170,10 +173,13 @@ def render(question: Question, style: str | Style) -> Example:
     asked = prompt(question, chosen)
     if question.answer is None:
         return Example(question.id, asked, "", chosen.name)
-    if "{explanation}" in chosen.write and not question.explanation:
-        raise Unrenderable(question, chosen.name, NO_EXPLANATION)
+    write = chosen.write
+    if "{explanation}" in write and not question.explanation:
+        if chosen.write_unexplained is None:
+            raise Unrenderable(question, chosen.name, NO_EXPLANATION)
+        write = chosen.write_unexplained
     texts = TEXT_SEPARATOR.join(question.options[letter] for letter in question.answer)
-    completion = chosen.write.format(letters=question.answer, text=texts, explanation=question.explanation)
+    completion = write.format(letters=question.answer, text=texts, explanation=question.explanation)
     return Example(question.id, asked, completion, chosen.name)
 
 

@@ -105,17 +105,8 @@ def test_what_cannot_be_rendered():
         except prompts.Unrenderable as error:
             skipped.add(name)
             assert error.reason == "no explanation" and "t:1" in str(error)
-    assert skipped == {
-        "3",
-        "4",
-        "6",
-        "explain",
-        "answer_explain",
-        "open_explain",
-        "cmb_cot",
-        "cmb_cot_script",
-        "zeroshot",
-    }
+    assert skipped == {"3", "4", "6", "explain", "answer_explain", "open_explain", "cmb_cot", "cmb_cot_script"}
+    assert prompts.render(bare, "zeroshot").completion == "答案：B"
     assert prompts.render(bare, "zeroshot").completion == "答案：B"
     asked = prompts.render(dataclasses.replace(bare, answer=None), "4")
     assert (asked.prompt, asked.completion) == (ASKED, "")

@@ -89,11 +89,11 @@ _NAMED = (
         "zeroshot",
         _EXPERT + "注意，该问题可能有一个或多个正确答案\n{question}:\n{options}\n" + _ZEROSHOT_END,
         "答案：{letters}\n解释：{explanation}",
-        (
+        ask_by_kind=(
             ("multiple", _EXPERT + "注意，该问题是多选题\n{question}:\n{options}\n" + _ZEROSHOT_END),
             ("single", _ZEROSHOT_SINGLE),
         ),
-        "答案：{letters}",
+        write_unexplained="答案：{letters}",
     ),
     # HuatuoGPT-II's own evaluation publishes no completion; CMB's is used.
     Style("huatuogpt2", "请回答下面选择题。\n[{question_type}]{question}\n{option_str}", "答案是{letters}。"),

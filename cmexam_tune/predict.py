@@ -50,8 +50,7 @@ def predict(
     return Path(out)
 
 
-def main(argv: Sequence[str]) -> int | None:
-    """Read the command line and answer the questions."""
+def _parser() -> cli.Parser:
     parser = cli.Parser(
         "predict",
         "Let a model answer questions. Started again with the same --out it continues where it stopped.",
@@ -74,10 +73,17 @@ def main(argv: Sequence[str]) -> int | None:
         "--run", "--run-folder", dest="run", metavar="DIR", help="folder of a training run (torchrun eats --run)"
     )
     parser.add_argument("--questions", required=True, metavar="FILE", help="as `cmexam-tune preprocess` writes them")
-    parser.add_argument("--out", required=True, metavar="FILE", help="predictions, one JSON object a line")
+    parser.add_argument("--out", metavar="FILE", help="predictions, one JSON object a line")
     parser.add_argument("--limit", type=int, metavar="N", help="answer only the first N questions")
+    parser.add_argument("--dry-run", action="store_true", help="say how many requests and tokens, and send nothing")
+    parser.add_argument("--tokenizer", metavar="NAME", help="with --dry-run: count tokens by it (default: characters)")
     parser.add_argument("--overwrite", action="store_true", help="replace the predictions instead of continuing")
-    got = parser.parse_intermixed_args(list(argv))
+    return parser
+
+
+def main(argv: Sequence[str]) -> int | None:
+    """Read the command line and answer the questions."""
+    got = _parser().parse_intermixed_args(list(argv))
     if (got.run is None) == (got.config is None):
         raise UserError("predict: give either --run (a trained model) or --config (a model as it is).")
     if got.run is not None and not Path(got.run).is_dir():
@@ -85,6 +91,14 @@ def main(argv: Sequence[str]) -> int | None:
     if got.limit is not None and got.limit < 1:
         raise UserError(f"--limit {got.limit}: at least 1 is needed.")
     source = got.run or got.config
+    if not got.dry_run and not got.out:
+        raise UserError("predict: --out names the predictions file (or --dry-run says what would be asked).")
+    if got.dry_run:
+        from cmexam_tune.prediction import estimate, loading
+
+        opened = loading.open_source(source, got.overrides)
+        cli.say(str(estimate.estimate(opened, got.questions, got.limit, got.tokenizer)))
+        return None
     from cmexam_tune.prediction import sharing
 
     with sharing.speaking_once():

@@ -11,12 +11,14 @@ from cmexam_tune.core import cli
 from cmexam_tune.core.config import Config, dump_config, load_config
 from cmexam_tune.core.errors import TrainingStopped, UserError
 from cmexam_tune.core.files import atomic_write
+from cmexam_tune.core.variants import suggest
 from cmexam_tune.paper import entries, results
 from cmexam_tune.report.table import Table
 
 RAW = (".csv", ".xlsx", ".json", ".jsonl")
 EPILOG = """Rows are recipes (lora_llama) or their published names (LLaMA-CMExam). In --out, each row has
-ROW/seedN/ and, where the paper scores explanations, ROW/seedN-explain/, with run/, predictions.jsonl and report/.
+ROW/seedN/ and, where the paper scores explanations, ROW/seedN-explain/, with run/, predictions.jsonl and report/. Rows
+of CMB run in the settings that the paper prints: ROW/seedN/, seedN-answer-3shot/, seedN-cot/ and seedN-cot-3shot/.
 Started again it goes on where it was; finished steps are not repeated.
 
 examples:
@@ -24,7 +26,8 @@ examples:
   cmexam-tune reproduce LLaMA-CMExam --out runs/paper model.model_name_or_path=/models/llama-7b
   cmexam-tune reproduce head_bert head_roberta --out runs/paper head_bert:model.model_name_or_path=/models/bert
   cmexam-tune reproduce lora_llama --out runs/paper --launch "torchrun --nproc_per_node 8 -m"
-  cmexam-tune reproduce --table3 --out runs/paper"""
+  cmexam-tune reproduce cmb/GPT-4 --data data/cmb --out runs/paper --settings answer,cot
+  cmexam-tune reproduce --table3 --out runs/paper      (--cmb: in the layout of CMB's Tables 3 and 4)"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,43 +38,59 @@ class Unit:
     folder: Path
     config: Config
     test: Path
+    ask: tuple[str, ...] = ()
+    """Overrides of the prediction alone: a trained row is trained once for all settings."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How rows are run."""
+
+    seeds: Sequence[int] = (1,)
+    """`training.seed` of each run; off-the-shelf rows have one run."""
+    settings: Sequence[str] | None = None
+    """CMB: some of `entries.SETTINGS`; None: those that the paper prints for the row."""
+    launch: str | None = None
+    """What starts training and prediction on several cards: `torchrun --nproc_per_node 8 -m`."""
 
 
 def reproduce(
     names: Sequence[str],
     out: str | Path,
     *,
-    seeds: Sequence[int] = (1,),
     data: str | Path = "data/raw",
     overrides: Sequence[str] = (),
-    launch: str | None = None,
+    plan: Plan = Plan(),
 ) -> Table:
     """Preprocess, train for each seed, predict and evaluate rows, and return them beside the published numbers.
 
     Args:
         names: recipes, published names of rows, or YAML files.
         out: folder for everything; another call with the same one goes on there.
-        seeds: `training.seed` of each run; off-the-shelf rows have one run.
         data: folder with the exam's raw files, or with questions files.
         overrides: `section.key=value` changes to every recipe, `ROW:section.key=value` to one.
-        launch: what starts training and prediction on several cards: `torchrun --nproc_per_node 8 -m`.
+        plan: seeds, settings and launcher.
 
     Raises:
-        UserError: an unknown row, missing data, or missing weights (all of them, with where they come from).
+        UserError: an unknown row, an override for one, missing data, or missing weights (all of
+            them, with where they come from).
         TrainingStopped: a training that was launched ended with an error.
     """
     out = Path(out)
     chosen = [entries.find(name) for name in names]
+    _check_names(overrides, chosen)
     missing = list(dict.fromkeys(text for entry in chosen for text in _missing_weights(entry, _own(overrides, entry))))
     if missing:
         raise UserError("weights are missing:\n" + "\n".join(f"  - {text}" for text in missing))
-    units = [unit for entry in chosen for unit in _units(entry, out, seeds, Path(data), _own(overrides, entry))]
+    units = [unit for entry in chosen for unit in _units(entry, out, plan, Path(data), _own(overrides, entry))]
     for number, unit in enumerate(units, 1):
         cli.note(f"[{number}/{len(units)}] {unit.folder.relative_to(out)}")
-        _run(unit, launch)
+        _run(unit, plan.launch)
     found = [line for line in results.collect(out) if line.entry.recipe in {_key(entry) for entry in chosen}]
     table = results.comparison(found)
     results.write(table, out / "comparison", [page for line in found for page in line.reports])
+    if any(entry.exam == "cmb" for entry in chosen):
+        results.write(results.cmb(found), out / "cmb", [page for line in found for page in line.reports])
     return table
 
 
@@ -79,20 +98,38 @@ def _key(entry: entries.Entry) -> str:
     return Path(entry.recipe).stem
 
 
+def _split(word: str) -> tuple[str | None, str]:
+    """Return the row that an override names, if it names one, and the override; what stands behind `=` never counts."""
+    key, equals, value = word.partition("=")
+    row, colon, rest = key.rpartition(":")
+    return (row, f"{rest}{equals}{value}") if colon else (None, word)
+
+
+def _check_names(overrides: Sequence[str], chosen: Sequence[entries.Entry]) -> None:
+    known = [name for entry in (*chosen, *entries.known().values()) for name in _called(entry)]
+    for row in [row for row, _ in map(_split, overrides) if row is not None]:
+        if row not in known:
+            asked = ", ".join(name for entry in chosen for name in _called(entry))
+            raise UserError(f"{row}: is no row{suggest(row, known)}; this command runs {asked}.")
+
+
+def _called(entry: entries.Entry) -> list[str]:
+    return list(dict.fromkeys((entry.recipe, _key(entry), entry.title)))
+
+
 def _own(overrides: Sequence[str], entry: entries.Entry) -> list[str]:
     """Return the overrides for all rows and those that start with `ROW:` of this one."""
-    split = [(name, rest) for name, _, rest in (word.rpartition("=")[0].partition(":") for word in overrides)]
-    own = []
-    for word, (name, rest) in zip(overrides, split, strict=True):
-        if not rest:
-            own.append(word)
-        elif name in (entry.recipe, _key(entry), entry.title):
-            own.append(word.partition(":")[2])
-    return own
+    return [word for row, word in map(_split, overrides) if row is None or row in _called(entry)]
 
 
 def _missing_weights(entry: entries.Entry, overrides: Sequence[str]) -> Iterator[str]:
-    model = load_config(entry.recipe, overrides).model
+    config = load_config(entry.recipe, overrides)
+    model = config.model
+    if model.family == "endpoint":
+        from cmexam_tune.families.endpoint import Remote
+
+        Remote(config)  # address, key and settings are checked before any row runs
+        return
     wanted = [(model.model_name_or_path, "config.json", "config.json, tokenizer and weights")]
     if model.adapter_name_or_path:
         wanted.append((model.adapter_name_or_path, "adapter_config.json", "the adapter's config and weights"))
@@ -115,24 +152,39 @@ def _cached(name: str, marker: str) -> bool:
         return False
 
 
-def _units(
-    entry: entries.Entry, out: Path, seeds: Sequence[int], data: Path, overrides: Sequence[str]
-) -> Iterator[Unit]:
+def _units(entry: entries.Entry, out: Path, plan: Plan, data: Path, overrides: Sequence[str]) -> Iterator[Unit]:
     base = load_config(entry.recipe, overrides)
+    settings = _settings(entry, plan)
     splits = {"test": base.data.test}
+    if entry.trained or any("3shot" in setting for setting in settings):
+        splits["validation"] = base.data.validation
     if entry.trained:
-        splits |= {"train": base.data.train, "validation": base.data.validation}
+        splits["train"] = base.data.train
     files = {split: _questions(entry.exam, split, paths, data, out) for split, paths in splits.items()}
     places = [f"data.{split}={file}" for split, file in files.items()]
-    kinds: list[tuple[str, Sequence[str]]] = [("", ())]
-    if entry.explain is not None:
-        kinds.append((results.EXPLAIN, entry.explain))
-    for seed in seeds if entry.trained else seeds[:1]:
-        for suffix, changes in kinds:
-            folder = out / _key(entry) / f"seed{seed}{suffix}"
-            # The user's own words come last: they win over what the explaining run changes.
-            words = [*changes, *places, f"training.seed={seed}", f"out={folder / 'run'}", *overrides]
+    for seed in plan.seeds if entry.trained else plan.seeds[:1]:
+        first = out / _key(entry) / f"seed{seed}"
+        common = [*places, f"training.seed={seed}"]
+        for setting in settings:
+            ask = entries.SETTINGS[setting]
+            folder = first if setting == "answer" else first.with_name(f"{first.name}-{setting}")
+            # The user's own words come last: they win over what a setting or the explaining run changes.
+            changes = () if entry.trained else ask
+            config = load_config(entry.recipe, [*changes, *common, f"out={first / 'run'}", *overrides])
+            yield Unit(entry, folder, config, files["test"], ask if entry.trained else ())
+        if entry.explain is not None:
+            folder = first.with_name(f"{first.name}-{results.EXPLAIN}")
+            words = [*entry.explain, *common, f"out={folder / 'run'}", *overrides]
             yield Unit(entry, folder, load_config(entry.recipe, words), files["test"])
+
+
+def _settings(entry: entries.Entry, plan: Plan) -> Sequence[str]:
+    if entry.exam != "cmb" or plan.settings is None:
+        return entry.settings
+    if wrong := [setting for setting in plan.settings if setting not in entries.SETTINGS]:
+        known = ", ".join(entries.SETTINGS)
+        raise UserError(f"--settings {wrong[0]}: unknown{suggest(wrong[0], entries.SETTINGS)}; known: {known}.")
+    return plan.settings
 
 
 def _questions(exam: str, split: str, paths: Sequence[str], data: Path, out: Path) -> Path:
@@ -167,11 +219,11 @@ def _run(unit: Unit, launch: str | None) -> None:
     from cmexam_tune.evaluate import evaluate
     from cmexam_tune.predict import predict
 
-    if launch is None:
-        predict(source, unit.test, predictions)
+    if launch is None or unit.config.model.family == "endpoint":
+        predict(source, unit.test, predictions, unit.ask)
     else:
         words = ["--run-folder", source] if unit.entry.trained else ["--config", source]
-        _launch(launch, "predict", [*words, "--questions", unit.test, "--out", predictions])
+        _launch(launch, "predict", [*words, "--questions", unit.test, "--out", predictions, *unit.ask])
     if not (unit.folder / results.REPORT).is_file():
         profile = "cmb" if unit.entry.exam == "cmb" else "standard"
         evaluate(predictions, unit.test, unit.folder / "report", profile=profile, overwrite=True)
@@ -207,13 +259,15 @@ def main(argv: Sequence[str]) -> int | None:
     parser.add_argument("--out", required=True, help="folder for data, runs, predictions, reports and tables")
     parser.add_argument("--seeds", default="1", help="comma-separated training seeds, one run each (default: 1)")
     parser.add_argument("--data", default="data/raw", help="folder with the raw exam files (default: data/raw)")
+    parser.add_argument("--settings", metavar="S,S", help="CMB: some of " + ", ".join(entries.SETTINGS))
+    parser.add_argument("--cmb", action="store_true", help="all finished runs in --out as CMB's Tables 3 and 4")
     parser.add_argument("--launch", help="start training and prediction by this: 'torchrun --nproc_per_node 8 -m'")
     parser.add_argument("--table3", action="store_true", help="all finished runs in --out as the paper's Table 3")
     got = parser.parse_intermixed_args(list(argv))
     names = [word for word in got.rows if "=" not in word]
     overrides = [word for word in got.rows if "=" in word]
-    if not names and not got.table3:
-        raise UserError(f"name at least one row, or --table3. Rows: {', '.join(entries.known())}.")
+    if not names and not got.table3 and not got.cmb:
+        raise UserError(f"name at least one row, or --table3, or --cmb. Rows: {', '.join(entries.known())}.")
     try:
         seeds = [int(seed) for seed in got.seeds.split(",")]
     except ValueError:
@@ -221,13 +275,14 @@ def main(argv: Sequence[str]) -> int | None:
             f"--seeds {got.seeds}: whole numbers separated by commas are needed, for example 1,2,3."
         ) from None
     if names:
-        table = reproduce(names, got.out, seeds=seeds, data=got.data, overrides=overrides, launch=got.launch)
-        cli.say(str(table))
-    if got.table3:
-        found = results.collect(Path(got.out))
-        table = results.table3(found)
-        results.write(table, Path(got.out) / "table3", [page for line in found for page in line.reports])
-        cli.say(str(table))
+        plan = Plan(seeds, got.settings.split(",") if got.settings else None, got.launch)
+        cli.say(str(reproduce(names, got.out, data=got.data, overrides=overrides, plan=plan)))
+    for name, layout in (("table3", results.table3), ("cmb", results.cmb)):
+        if getattr(got, name):
+            found = results.collect(Path(got.out))
+            table = layout(found)
+            results.write(table, Path(got.out) / name, [page for line in found for page in line.reports])
+            cli.say(str(table))
     cli.note(f"tables: {got.out}/*.md, *.tex, *.html")
     return None
 

@@ -13,7 +13,7 @@ import pytest
 
 from cmexam_tune import reproduce, tiny
 from cmexam_tune.core.errors import UserError
-from cmexam_tune.paper import entries, results
+from cmexam_tune.paper import entries, published, results
 from cmexam_tune.report.table import Table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -78,9 +78,79 @@ def test_all_methods_two_seeds_killed_in_the_middle(tmp_path: Path, models: list
 def test_off_the_shelf_and_cmb(tmp_path: Path, models: list[str]) -> None:
     model = models[1].partition("=")[2]
     changes = [f"model.model_name_or_path={model}", *FEW, "generation.max_new_tokens=2"]
-    table = reproduce.reproduce(["zeroshot_qwen_cmb"], tmp_path, seeds=(1, 2), data=SAMPLE / "cmb", overrides=changes)
+    table = reproduce.reproduce(
+        ["zeroshot_qwen_cmb"], tmp_path, data=SAMPLE / "cmb", overrides=changes, plan=reproduce.Plan((1, 2))
+    )
     assert len(list(tmp_path.glob("zeroshot_qwen_cmb/seed*"))) == 1
     assert table.lines[0][:2] == ("zeroshot_qwen_cmb", "Acc")
+
+
+def cmb_files(folder: Path) -> Path:
+    """Write raw CMB files of two classes, with four validation questions of each."""
+    items = json.loads((SAMPLE / "cmb" / "val.json").read_text(encoding="utf-8"))
+    two = [next(item for item in items if item["exam_class"] == name) for name in ("执业医师", "护士执业资格")]
+    for stem, count in (("CMB-val-merge", 4), ("CMB-test-choice-question-merge", 2)):
+        copies = [
+            {**item, "id": None, "question": f"{stem}{n}{item['question']}"} for item in two for n in range(count)
+        ]
+        for item in copies:
+            del item["id"]
+        path = folder / f"{stem}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(copies, ensure_ascii=False), encoding="utf-8")
+    return folder
+
+
+def test_a_row_of_cmb_in_its_four_settings(tmp_path: Path, models: list[str]) -> None:
+    model = models[1].partition("=")[2]
+    few = [f"model.model_name_or_path={model}", "generation.max_new_tokens=3", "generation.min_new_tokens=1"]
+    out = tmp_path / "a # b: [c]"
+    data = cmb_files(tmp_path / "raw # 1: [x]")
+    argv = ["zeroshot_yi_6b_cmb", "--data", str(data), "--out", str(out), *few]
+    assert reproduce.main(argv) is None
+    runs = sorted(path.name for path in out.glob("zeroshot_yi_6b_cmb/seed*"))
+    assert runs == ["seed1", "seed1-answer-3shot", "seed1-cot", "seed1-cot-3shot"]
+    lines = results.cmb(results.collect(out)).lines
+    assert [line[:2] for line in lines] == [
+        ("Yi-6B-Chat (zeroshot_yi_6b_cmb)", "answer-only"), ("  published", "answer-only"),
+        ("Yi-6B-Chat (zeroshot_yi_6b_cmb)", "CoT"), ("  published", "CoT"),
+    ]  # fmt: skip
+    assert lines[1][2:] == (
+        "67.25 (68.70)", "76.38 (77.06)", "68.50 (69.38)", "67.83 (68.00)", "61.75 (62.44)", "53.50 (55.88)",
+        "65.87 (66.91)",
+    )  # fmt: skip
+    reports = {run: json.loads((out / "zeroshot_yi_6b_cmb" / run / results.REPORT).read_text()) for run in runs}
+    zero, three = (reports[run]["by_facet"]["exam_type"]["医师考试"]["accuracy"] for run in runs[:2])
+    assert lines[0][2] == f"{zero:.2f} ({three:.2f})" and lines[0][4] == "-"
+    config = json.loads((out / "zeroshot_yi_6b_cmb" / "seed1-cot-3shot" / "predictions.jsonl.meta.json").read_text())
+    assert config["config"]["prompt"]["shots"] == 3 and config["config"]["prompt"]["style"] == "cmb_cot"
+    assert "65.87 (66.91)" in (out / "cmb.md").read_text() and "Yi-6B-Chat" in (out / "comparison.tex").read_text()
+    assert reproduce.main(argv) is None
+
+
+def test_caveats_stand_below_the_published_numbers(tmp_path: Path) -> None:
+    put(tmp_path, "zeroshot_gpt4_cmb/seed1-cot", n=11200, accuracy=50.0, accuracy_macro=50.0)
+    note = results.cmb(results.collect(tmp_path)).note
+    assert "printed average is off its columns" in note and "not k/n of the released test set" in note
+
+
+def test_every_printed_line_runs_or_says_why_not() -> None:
+    for exam, tables in (("cmexam", ("table3",)), ("cmb", ("table3", "table4"))):
+        for line in (line for table in tables for line in published.table(exam, table).lines):
+            if line.name in entries.NOTHING_TO_RUN:
+                with pytest.raises(UserError, match="there is nothing to run"):
+                    entries.find(line.name)
+            else:
+                assert entries.find(f"{exam}/{line.name}").exam == exam
+    assert entries.find("cmb/GPT-4").settings == ("answer", "answer-3shot", "cot", "cot-3shot")
+    assert entries.find("JianPeiGPT").settings == entries.find("lora_llama").settings == ("answer",)
+
+
+def test_an_endpoint_row_is_checked_before_anything_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with pytest.raises(UserError, match="OPENAI_API_KEY is not set"):
+        reproduce.reproduce(["GPT-3.5-turbo"], tmp_path / "o", data=SAMPLE / "cmexam")
+    assert not (tmp_path / "o").exists()
 
 
 def test_missing_weights_are_all_named(tmp_path: Path) -> None:
@@ -114,9 +184,11 @@ def test_missing_data(tmp_path: Path, models: list[str]) -> None:
         reproduce.reproduce(["lora_llama"], tmp_path / "o", data=tmp_path, overrides=models)
 
 
-def test_overrides_for_one_row() -> None:
+def test_overrides_for_one_row(tmp_path: Path) -> None:
     words = ["training.seed=3", "lora_llama:out=x", "LLaMA-CMExam:tuning.r=2", "head_bert:out=y", "out=a:b"]
     assert reproduce._own(words, entries.find("lora_llama")) == ["training.seed=3", "out=x", "tuning.r=2", "out=a:b"]
+    with pytest.raises(UserError, match="lora_lama: is no row, did you mean 'lora_llama'"):
+        reproduce.reproduce(["lora_llama"], tmp_path / "o", overrides=["lora_lama:tuning.r=2"])
 
 
 def test_a_published_name_finds_its_recipe() -> None:
@@ -130,7 +202,7 @@ def test_a_published_name_finds_its_recipe() -> None:
 def put(out: Path, place: str, **overall: Any) -> None:
     path = out / place / results.REPORT
     path.parent.mkdir(parents=True)
-    path.write_text(json.dumps({"overall": overall}), encoding="utf-8")
+    path.write_text(json.dumps({"overall": overall, "by_facet": {}}), encoding="utf-8")
     path.with_suffix(".html").write_text("<p>")
 
 

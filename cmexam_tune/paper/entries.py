@@ -10,6 +10,7 @@ import yaml
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.core.variants import suggest
 from cmexam_tune.paper import published
+from cmexam_tune.paper.published import PublishedLine
 
 ZERO_SHOT = "zeroshot_"
 METRICS = (
@@ -18,6 +19,20 @@ METRICS = (
 """What the papers print of a model, as keys of report.json."""
 OF_ANSWERS = ("accuracy", "accuracy_macro", "weighted_f1")
 """Those that come from the run that predicts answers; the others come from the one that explains."""
+
+
+SETTINGS: Mapping[str, tuple[str, ...]] = {
+    "answer": (),
+    "answer-3shot": ("prompt.shots=3", "prompt.max_source_length=4096"),
+    "cot": ("prompt.style=cmb_cot",),
+    "cot-3shot": ("prompt.style=cmb_cot", "prompt.shots=3", "prompt.max_source_length=4096"),
+}
+"""CMB's settings -> how each is asked: answer only or chain of thought, without or with three examples."""
+NOTHING_TO_RUN = {
+    "Random": "a draw, not a model: `evaluate --baseline random` computes it for any questions",
+    "Human volunteers": "people, not a model",
+}
+"""Printed lines that have no recipe -> what they are."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +70,22 @@ class Entry:
     @property
     def published(self) -> Mapping[str, float]:
         """The published numbers as percentages; empty where there are none."""
-        found = published.line(*self.paper) if self.paper else None
+        found = self.printed()
         return found.values if found else {}
+
+    def printed(self, setting: str = "answer") -> PublishedLine | None:
+        """Return what the paper prints of this entry in a setting of CMB; None where it prints nothing."""
+        if self.paper is None:
+            return None
+        style, _, shots = setting.partition("-")
+        return published.line(*self.paper, "cot" if style == "cot" else "answer_only", 3 if shots else 0)
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """The settings of CMB that the paper prints for this entry; where it prints none, answers without examples."""
+        if self.exam != "cmb" or self.paper is None or (first := self.printed()) is None or first.setting is None:
+            return ("answer",)
+        return tuple(setting for setting in SETTINGS if self.printed(setting))
 
 
 @functools.cache
@@ -82,8 +111,10 @@ def find(name: str) -> Entry:
     if name.removesuffix(".yaml") in entries:
         return entries[name.removesuffix(".yaml")]
     for entry in entries.values():
-        if entry.paper and entry.paper[1] == name:
+        if entry.paper and name in (entry.paper[1], "/".join(entry.paper)):
             return entry
+    if name in NOTHING_TO_RUN:
+        raise UserError(f"{name}: there is nothing to run, this line is {NOTHING_TO_RUN[name]}.")
     if Path(name).is_file():
         return Entry(name)
     titles = [entry.paper[1] for entry in entries.values() if entry.paper]

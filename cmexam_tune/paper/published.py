@@ -30,6 +30,7 @@ class PublishedLine:
     """CMB: `answer_only` or `cot`; None where the paper does not say."""
     shots: int = 0
     note: str = ""
+    """Caveats: averages that do not match, cells that are no k/n of the test size, repeated cells."""
 
 
 @dataclass(frozen=True)
@@ -65,10 +66,17 @@ def table(exam: str, name: str) -> PublishedTable:
 
 def _lines(row: Mapping[str, Any]) -> Iterator[PublishedLine]:
     """Yield the line of a row of the file, and the line of its three-shot numbers where there are any."""
-    note = row.get("note", "")
-    yield PublishedLine(row["name"], _numbers(row), row.get("setting"), 0, note)
-    if "few_shot" in row:
-        yield PublishedLine(row["name"], _numbers(row["few_shot"]), row.get("setting"), 3, note)
+    yield PublishedLine(row["name"], _numbers(row), row.get("setting"), 0, _caveats(row, row))
+    if row.get("few_shot"):
+        few = row["few_shot"]
+        yield PublishedLine(row["name"], _numbers(few), row.get("setting"), 3, _caveats(row, few))
+
+
+def _caveats(row: Mapping[str, Any], cells: Mapping[str, Any]) -> str:
+    parts = [row["note"]] if row.get("note") else []
+    if off := cells.get("off_grid"):
+        parts.append(f"not k/n of the released test set, so approximate: {', '.join(off)}")
+    return "; ".join(parts)
 
 
 def _numbers(row: Mapping[str, Any]) -> dict[str, float]:

@@ -4,7 +4,7 @@ import html
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,10 @@ from cmexam_tune.metrics.significance import mean_std
 from cmexam_tune.paper import entries, published
 from cmexam_tune.report.headings import short
 from cmexam_tune.report.table import Table
+from cmexam_tune.scoring import breakdowns
 
 REPORT = Path("report") / "report.json"
-EXPLAIN = "-explain"
+EXPLAIN = "explain"
 # Two-sided 95% points of Student's t by degrees of freedom, for the mean of a few seeds.
 T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
@@ -50,11 +51,22 @@ class Measured:
     seeds: int
     reports: tuple[str, ...]
     """HTML reports, relative to the folder that was collected."""
+    setting: str = "answer"
+    """One of `entries.SETTINGS`."""
+    categories: Mapping[str, float] = field(default_factory=dict)
+    """CMB: key of the printed column -> accuracy in percent, mean over seeds."""
 
     @property
     def name(self) -> str:
-        """The published name with the recipe, or the recipe alone."""
-        return f"{self.entry.title} ({self.entry.recipe})" if self.entry.paper else self.entry.recipe
+        """The published name with the recipe, or the recipe alone, and how it was asked."""
+        name = f"{self.entry.title} ({self.entry.recipe})" if self.entry.paper else self.entry.recipe
+        return name if self.setting == "answer" else f"{name}, {self.setting}"
+
+    @property
+    def published(self) -> Mapping[str, float]:
+        """What the paper prints in this setting, in percent."""
+        found = self.entry.printed(self.setting)
+        return found.values if found else {}
 
 
 def collect(out: Path) -> list[Measured]:
@@ -66,25 +78,52 @@ def collect(out: Path) -> list[Measured]:
     found: dict[str, dict[str, list[Path]]] = {}
     for report in sorted(out.glob(f"*/seed*/{REPORT}")):
         unit = report.parents[1]
-        kind = "explain" if unit.name.endswith(EXPLAIN) else "answer"
-        found.setdefault(unit.parent.name, {}).setdefault(kind, []).append(report)
+        found.setdefault(unit.parent.name, {}).setdefault(unit.name.partition("-")[2] or "answer", []).append(report)
     if not found:
         raise UserError(f"{out}: holds no finished run (looked for ROW/seedN/{REPORT}).")
     known = entries.known()
-    return [_measured(known.get(name, entries.Entry(name)), found[name], out) for name in entries.order(list(found))]
+    return [
+        _measured(known.get(name, entries.Entry(name)), found[name], setting, out)
+        for name in entries.order(list(found))
+        for setting in (*entries.SETTINGS,)
+        if setting in found[name] or (setting == "answer" and EXPLAIN in found[name])
+    ]
 
 
-def _measured(entry: entries.Entry, reports: Mapping[str, Sequence[Path]], out: Path) -> Measured:
-    answer = [_overall(path) for path in reports.get("answer", ())]
-    explain = [_overall(path) for path in reports.get("explain", ())] or answer
+def _measured(entry: entries.Entry, reports: Mapping[str, Sequence[Path]], setting: str, out: Path) -> Measured:
+    used = [setting, EXPLAIN] if setting == "answer" else [setting]
+    answer = [_overall(path) for path in reports.get(setting, ())]
+    explain = [_overall(path) for path in reports.get(EXPLAIN, ()) if setting == "answer"] or answer
     scores = {}
     for metric in entries.METRICS:
         runs = answer if metric in entries.OF_ANSWERS else explain
         values = [value for overall in runs if (value := _percent(metric, overall)) is not None]
         if values:
             scores[metric] = _score(metric, values, int(runs[0]["n"]))
-    pages = (page for kind in reports.values() for path in kind if (page := path.with_suffix(".html")).is_file())
-    return Measured(entry, scores, len(answer), tuple(str(page.relative_to(out)) for page in pages))
+    paths = [path for kind in used for path in reports.get(kind, ())]
+    pages = [page for path in paths if (page := path.with_suffix(".html")).is_file()]
+    return Measured(
+        entry,
+        scores,
+        len(answer),
+        tuple(str(page.relative_to(out)) for page in pages),
+        setting,
+        _categories(reports.get(setting, ())) if entry.exam == "cmb" else {},
+    )
+
+
+def _categories(paths: Sequence[Path]) -> dict[str, float]:
+    """Return the accuracy of each category of CMB, in percent, as a mean over seeds."""
+    facet = breakdowns.define("exam_type")
+    columns = published.table("cmb", "table3").columns
+    found: dict[str, list[float]] = {}
+    for path in paths:
+        cells = json.loads(path.read_text(encoding="utf-8"))["by_facet"].get("exam_type", {})
+        for value, scores in cells.items():
+            key = facet.recognise(value).name.lower()
+            if key in columns and scores.get("accuracy") is not None:
+                found.setdefault(key, []).append(scores["accuracy"])
+    return {name: mean_std(values)[0] for name, values in found.items()}
 
 
 def _overall(path: Path) -> dict[str, Any]:
@@ -120,7 +159,7 @@ def comparison(found: Sequence[Measured]) -> Table:
 
 
 def _compared(one: Measured, metric: str) -> tuple[str, ...]:
-    score, theirs = one.scores[metric], one.entry.published.get(metric)
+    score, theirs = one.scores[metric], one.published.get(metric)
     ends = score.interval
     if theirs is None:
         interval = "-" if ends is None else f"{ends[0]:.2f} to {ends[1]:.2f}"
@@ -131,7 +170,7 @@ def _compared(one: Measured, metric: str) -> tuple[str, ...]:
 
 def _printed(one: Measured, metric: str) -> str:
     """Return the published number with its ±."""
-    value, spread = (one.entry.published.get(key) for key in (metric, f"{metric}_std"))
+    value, spread = (one.published.get(key) for key in (metric, f"{metric}_std"))
     return "-" if value is None else f"{value:g}" + (f"±{spread:g}" if spread is not None else "")
 
 
@@ -141,11 +180,47 @@ def table3(found: Sequence[Measured]) -> Table:
     lines = []
     for one in found:
         lines.append((one.name, *(str(one.scores[key]) if key in one.scores else "-" for key in columns)))
-        if one.entry.published:
+        if one.published:
             lines.append(("  published", *(_printed(one, key) for key in columns)))
     seeds = sorted({one.seeds for one in found})
     note = f"Answer prediction and explanation, percent, {' or '.join(map(str, seeds))} seed(s) a row."
     return Table(("model", *map(short, columns)), tuple(lines), note=note)
+
+
+def cmb(found: Sequence[Measured]) -> Table:
+    """Return the runs in the layout of CMB's Tables 3 and 4: three-shot in parentheses, published lines below."""
+    columns = {key: heading for key, heading in published.table("cmb", "table3").columns.items() if key != "average"}
+    by_line: dict[tuple[str, str], dict[bool, Measured]] = {}
+    for one in found:
+        if one.entry.exam == "cmb":
+            style, _, shots = one.setting.partition("-")
+            by_line.setdefault((one.entry.recipe, style), {})[bool(shots)] = one
+    lines, caveats = [], []
+    for (_, style), pair in by_line.items():
+        entry = next(iter(pair.values())).entry
+        ours = [{**one.categories, "accuracy_macro": _mean(one)} if one else {} for one in map(pair.get, (False, True))]
+        shown = (*columns, "accuracy_macro")
+        words = "answer-only" if style == "answer" else "CoT"
+        lines.append(
+            (f"{entry.title} ({entry.recipe})", words, *(_both(*(side.get(k) for side in ours)) for k in shown))
+        )
+        printed = [entry.printed(style), entry.printed(f"{style}-3shot")]
+        if any(printed):
+            values = [line.values if line else {} for line in printed]
+            lines.append(("  published", words, *(_both(*(side.get(key) for side in values)) for key in shown)))
+            caveats += [f"{entry.title}, {words}: {line.note}" for line in printed if line and line.note]
+    note = "Percent, three-shot in parentheses; average: mean of the six categories. "
+    note += ". ".join(dict.fromkeys(caveats))
+    return Table(("model", "setting", *columns.values(), "Average"), tuple(lines), "CMB-Exam", note)
+
+
+def _mean(one: Measured) -> float | None:
+    return one.scores["accuracy_macro"].mean if "accuracy_macro" in one.scores else None
+
+
+def _both(zero: float | None, three: float | None) -> str:
+    first = "-" if zero is None else f"{zero:.2f}"
+    return first if three is None else f"{first} ({three:.2f})"
 
 
 def write(table: Table, stem: Path, reports: Sequence[str] = ()) -> None:

@@ -116,8 +116,8 @@ def test_all_problems_at_once() -> None:
 def test_numbers_as_people_write_them(tmp_path: Path, written: str, value: float) -> None:
     path = write(tmp_path, f"x: {written}\ny: [{written}]\n")
     assert config.read_yaml(path) == {"x": value, "y": [value]}
-    loaded = config.load_config(write(tmp_path, GOOD, "g.yaml"), [f"training.weight_decay={written}"])
-    assert loaded.training.arguments["weight_decay"] == value
+    loaded = config.load_config(write(tmp_path, GOOD, "g.yaml"), [f"model.config={{x: {written}}}"])
+    assert loaded.model.config["x"] == value
 
 
 @pytest.mark.parametrize("text", ["2e-2x", "e5", "1e", "0x1e2", "v1e5"])

@@ -149,7 +149,7 @@ def recipe_file(folder: Path, tmp_path: Path) -> str:
     [
         (["data.train=[]"], "data.train: name at least one"),
         (["data.train=nowhere.jsonl"], "nowhere.jsonl: no such data.train file"),
-        (["data.max_train_samples=0"], "max_train_samples=0"),
+        (["data.max_train_samples=0"], "max_train_samples: 0"),
         (["model.model_name_or_path=/nowhere"], "no such folder"),
         (["training.fp16=true"], "needs a GPU"),
         (["training.fp16=true", "training.bf16=true"], "both true"),

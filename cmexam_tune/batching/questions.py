@@ -32,7 +32,7 @@ class QuestionFiles:
                 f"data.max_{'train' if key == 'train' else 'eval'}_samples={limit}: at least 1 is needed."
             )
         for path in paths:
-            files.check_input(path, f"data.{key} file")
+            jsonl.check(path, f"data.{key} file")
         return cls(tuple(map(str, paths)), limit, key)
 
     def __iter__(self) -> Iterator[Question]:

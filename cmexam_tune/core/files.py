@@ -112,13 +112,26 @@ def check_parent(path: Path) -> None:
 def atomic_write(path: str | Path, binary: bool = False) -> Iterator[IO[Any]]:
     """Open a file beside `path` for writing and rename it to `path` when the block ends without an error."""
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with part_of(path, folder=False) as part:
+    with parents_of(path), part_of(path, folder=False) as part:
         with part.open("wb") if binary else part.open("w", encoding="utf-8", newline="\n") as handle:
             yield handle
             handle.flush()
             os.fsync(handle.fileno())
         part.replace(path)
+
+
+@contextlib.contextmanager
+def parents_of(path: Path) -> Iterator[None]:
+    """Make the folders above `path`, and take back those that were made if the block ends with an error."""
+    missing = [folder for folder in path.parents if not folder.exists()]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):  # somebody else has put something there
+            for folder in missing:
+                folder.rmdir()
+        raise
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from cmexam_tune.core.errors import UserError
-from cmexam_tune.core.files import PART, check_parent, part_of, status
+from cmexam_tune.core.files import PART, check_parent, parents_of, part_of, status
 
 MARKER = ".cmexam_tune"
 """File in a folder that a program wrote and may therefore replace; it holds the program's name."""
@@ -62,8 +62,7 @@ def new_folder(path: str | Path, program: str) -> Iterator[Path]:
     What lay there (`check_folder` has been asked) is exchanged for it in one step and deleted afterwards.
     """
     path = Path(path).absolute()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with part_of(path, folder=True) as part:
+    with parents_of(path), part_of(path, folder=True) as part:
         yield part
         (part / MARKER).write_text(f"{program}\n", encoding="utf-8")
         _readable(part)

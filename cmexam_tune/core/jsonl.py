@@ -17,6 +17,21 @@ T = TypeVar("T")
 _encode = json.JSONEncoder(ensure_ascii=False, default=vars).encode
 
 
+def check(path: str | Path, what: str = "file") -> Path:
+    """Return `path` as a `Path`, or refuse what can be no file of JSON lines.
+
+    Raises:
+        UserError: as `check_input`.
+        DataError: it is a raw exam file; the message says how questions are made of it.
+    """
+    path = check_input(path, what)
+    if path.suffix.lower() in (".csv", ".xlsx"):
+        raise DataError(
+            f"{path}: is a raw exam file. Make questions of it: cmexam-tune preprocess cmexam --input {path} --out DIR"
+        )
+    return path
+
+
 def read_objects(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (line number from 1, JSON object) for every line that is not blank.
 
@@ -24,7 +39,7 @@ def read_objects(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
         UserError: the file is missing or empty.
         DataError: a line is not UTF-8 or not a JSON object; names file and line.
     """
-    path = check_input(path)
+    path = check(path)
     number = 0
     with path.open("rb") as handle:
         for number, raw in enumerate(handle, 1):

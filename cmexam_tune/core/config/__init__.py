@@ -4,8 +4,8 @@ In: a recipe by name or path, and `section.key=value` overrides. Out: a `Config`
 `sections.py`, what an experiment can say; `reading.py` is how it is read, `external.py` which names are transformers'.
 """
 
+from cmexam_tune.core.config.overrides import ALIASES
 from cmexam_tune.core.config.reading import (
-    ALIASES,
     dump_config,
     find_recipe,
     load_config,

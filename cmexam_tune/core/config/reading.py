@@ -4,9 +4,10 @@ Read strictly: every problem at once, with 'did you mean'; names of other tools 
 Numbers live in the recipes.
 """
 
+import contextlib
 import dataclasses
-import sys
-import typing
+import difflib
+import reprlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,48 +15,33 @@ from typing import Any
 import yaml
 
 from cmexam_tune.core import documents, variants
-from cmexam_tune.core.config import external
+from cmexam_tune.core.config import external, ranges
+from cmexam_tune.core.config.overrides import parse_override, rename_aliases
 from cmexam_tune.core.config.sections import (
+    CLASSES,
     SECTIONS,
     Config,
-    DataConfig,
     GenerationConfig,
-    ModelConfig,
-    PromptConfig,
     TrainingConfig,
     TuningConfig,
 )
-from cmexam_tune.core.errors import ConfigError, DataError, UserError
+from cmexam_tune.core.errors import ConfigError, UserError
 from cmexam_tune.core.strict import Problems, build, convert
 
-# Names other tools have for the same setting: (section, name there) -> name here, in `section.key` form.
-ALIASES: dict[tuple[str, str], str] = {
-    ("data", "train_file"): "data.train", ("data", "data_path"): "data.train",
-    ("data", "dataset"): "data.train", ("data", "validation_file"): "data.validation",
-    ("data", "valid"): "data.validation", ("data", "val"): "data.validation",
-    ("data", "valid_data_path"): "data.validation", ("data", "eval_dataset"): "data.validation",
-    ("data", "test_file"): "data.test", ("data", "max_samples"): "data.max_train_samples",
-    ("data", "preprocessing_num_workers"): "data.num_workers", ("prompt", "prompt_id"): "prompt.style",
-    ("prompt", "prompt_template_name"): "prompt.template", ("prompt", "cutoff_len"): "prompt.max_source_length",
-    ("model", "base_model"): "model.model_name_or_path", ("model", "path"): "model.model_name_or_path",
-    ("model", "torch_dtype"): "model.dtype", ("model", "resume_from_checkpoint"): "model.adapter_name_or_path",
-    ("tuning", "finetuning_type"): "tuning.method", ("tuning", "pre_seq_len"): "tuning.num_virtual_tokens",
-    ("tuning", "lora_rank"): "tuning.r", ("tuning", "lora_r"): "tuning.r",
-    ("tuning", "lora_target"): "tuning.target_modules",
-    ("tuning", "lora_target_modules"): "tuning.target_modules",
-    ("training", "evaluation_strategy"): "training.eval_strategy",
-    ("training", "batch_size"): "training.global_batch_size",
-    ("training", "micro_batch_size"): "training.per_device_train_batch_size",
-    ("training", "num_epochs"): "training.num_train_epochs",
-    ("training", "warmup_ratio"): "training.warmup_steps", ("training", "neat_packing"): "training.packing",
-    ("training", "early_stopping_steps"): "training.early_stopping_patience",
+_PUBLISH = "what is trained to be published. If you want that, add"
+COMMAND_ONLY = {
+    "model.trust_remote_code": "the Python code of a checkpoint to be run. If you trust its author, add",
+    "training.push_to_hub": _PUBLISH,
+    "training.hub_model_id": _PUBLISH,
+    "training.hub_token": _PUBLISH,
+}
+"""Settings that count only where the command says so too, and what they do."""
+LAYOUTS = {
+    "llama": ("qwen", "alpaca", "vicuna", "huatuo", "huatuogpt", "baichuan", "internlm", "glm", "mistral", "yi",
+              "deepseek", "gemma", "medalpaca", "bentsao", "gpt"),
+    "bert": ("roberta", "macbert", "ernie", "electra", "deberta"),
 }  # fmt: skip
-
-
-_CLASSES = {
-    "data": DataConfig, "prompt": PromptConfig, "model": ModelConfig, "tuning": TuningConfig,
-    "training": TrainingConfig, "generation": GenerationConfig,
-}  # fmt: skip
+"""Names that people try as `model.family`, and the family that they are laid out like."""
 
 
 def recipe_folders() -> list[Path]:
@@ -71,13 +57,17 @@ def find_recipe(name: str | Path) -> Path:
         ConfigError: there is none; the message names the places and the nearest recipe.
     """
     folders = recipe_folders()
-    for candidate in (Path(name), *(folder / name for folder in folders)):
-        for path in (candidate, candidate.with_name(candidate.name + ".yaml")):
-            if path.is_file():
-                return path
+    for candidate in (str(name), *(str(folder / name) for folder in folders)):
+        for path in (Path(candidate), Path(f"{candidate}.yaml")):
+            with contextlib.suppress(OSError, ValueError):  # too long, or a NUL character
+                if path.is_file():
+                    return path
     known = sorted({path.name for folder in folders for path in folder.glob("*.yaml")})
+    near = difflib.get_close_matches(str(name), known, n=5, cutoff=0.5)
+    like = f", did you mean {near[0]!r}? Like it: {', '.join(near[1:])}" if near else ""
     raise ConfigError(
-        f"{name}: no such config{variants.suggest(str(name), known)}. Shipped recipes: {', '.join(known)}."
+        f"{reprlib.repr(str(name))[1:-1]}: no such config, neither a file nor one of {len(known)} shipped recipes"
+        f"{like}. All of them: recipes/README.md."
     )
 
 
@@ -89,7 +79,7 @@ def load_config(name: str | Path, overrides: Sequence[str] = ()) -> Config:
     """
     path = find_recipe(name)
     values = read_yaml(path)
-    changes = [_parse_override(override) for override in overrides]
+    changes = [parse_override(override) for override in overrides]
     _check_trust(path, values, changes)
     for change in changes:
         _own_words(change, path)
@@ -120,13 +110,12 @@ def _check_trust(path: Path, values: Mapping[str, Any], changes: Sequence[Mappin
     for name in [section.get(key) for section in sections for key in ("family", "method")]:
         if isinstance(name, str) and "." in name:
             variants.import_outside(name)
-    model = values.get("model")
-    asks = isinstance(model, Mapping) and model.get("trust_remote_code")
-    if asks and not any("trust_remote_code" in section for section in sections):
-        raise ConfigError(
-            f"{path}: model.trust_remote_code: a file cannot ask for the Python code of a checkpoint to be run. If you "
-            "trust its author, add model.trust_remote_code=true to the command."
-        )
+    for key, what in COMMAND_ONLY.items():
+        name, _, field = key.partition(".")
+        section = values.get(name)
+        if isinstance(section, Mapping) and section.get(field) and not any(field in change for change in sections):
+            value = "true" if section[field] is True else "..."
+            raise ConfigError(f"{path}: {key}: a file cannot ask for {what} {key}={value} to the command.")
 
 
 def read_yaml(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
@@ -138,10 +127,10 @@ def read_yaml(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     _own_words(values, path)
     parent = values.pop("extends", None)
     if parent is None:
-        return _rename_aliases(values)
+        return rename_aliases(values)
     beside = path.parent / str(parent)
     base = read_yaml(beside if beside.is_file() else find_recipe(str(parent)), (*seen, path))
-    return merge(base, _rename_aliases(values))
+    return merge(base, rename_aliases(values))
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
@@ -168,53 +157,6 @@ def merge(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     return base
 
 
-def _parse_override(text: str) -> dict[str, Any]:
-    key, equals, raw = text.partition("=")
-    if not equals or not key:
-        raise ConfigError(f"{text!r}: an override is section.key=value, for example training.learning_rate=2e-4.")
-    value = raw if _is_text(key, raw) else _parse_value(raw, key)
-    nested: dict[str, Any] = {}
-    *sections, last = key.split(".")
-    inner = nested
-    for section in sections:
-        inner = inner.setdefault(section, {})
-    inner[last] = value
-    return _rename_aliases(nested)
-
-
-def _is_text(key: str, raw: str) -> bool:
-    """Whether a value is taken letter by letter: paths hold `#`, `: ` and brackets, which mean something in YAML."""
-    section, _, name = ALIASES.get((key.partition(".")[0], key.partition(".")[2]), key).partition(".")
-    hint = str if key == "out" else typing.get_type_hints(_CLASSES.get(section, Config)).get(name)
-    kinds = {hint, *(typing.get_args(hint) if typing.get_origin(hint) is not Mapping else ())}
-    quoted = raw in ("", "null", "~") or raw[0] in "\"'" or (raw[0] == "[" and typing.get_origin(hint) is tuple)
-    return str in kinds and typing.get_origin(hint) is not Mapping and not quoted
-
-
-def _parse_value(raw: str, key: str) -> Any:
-    if len(raw) > documents.MAX_YAML:
-        raise ConfigError(f"{key}: {len(raw):,} characters, at most {documents.MAX_YAML:,} are possible.")
-    try:
-        return documents.parse_yaml(raw, key) if raw else None
-    except documents.Broken:
-        return raw
-    except DataError as error:
-        raise ConfigError(str(error)) from None
-
-
-def _rename_aliases(values: dict[str, Any]) -> dict[str, Any]:
-    for section in [s for s in SECTIONS if isinstance(values.get(s), dict)]:
-        for old in list(values[section]):
-            if (new := ALIASES.get((section, old))) is None:
-                continue
-            name = new.partition(".")[2]
-            if name in values[section]:
-                raise ConfigError(f"{section}.{old} is another name for {new}, which is given too. Keep one.")
-            sys.stderr.write(f"note: {section}.{old} is called {new} here\n")
-            values[section][name] = values[section].pop(old)
-    return values
-
-
 def parse_config(values: Mapping[str, Any], source: str = "config") -> Config:
     """Resolve a plain mapping into a `Config`.
 
@@ -225,7 +167,7 @@ def parse_config(values: Mapping[str, Any], source: str = "config") -> Config:
     values = {section: {}, **values} if (section := "generation") not in values else dict(values)
     for key in values:
         if key not in (*SECTIONS, "out"):
-            problems.add(str(key), f"unknown section{variants.suggest(str(key), (*SECTIONS, 'out'))}")
+            problems.add(str(key), f"unknown section{_place(str(key))}")
     for section in SECTIONS:
         if not isinstance(values.get(section, {}), Mapping):
             problems.add(section, f"expected a section with keys, got {values[section]!r}")
@@ -238,6 +180,8 @@ def parse_config(values: Mapping[str, Any], source: str = "config") -> Config:
         ready["generation"] = _split(
             GenerationConfig, values["generation"], external.generation(), "generation", problems
         )
+        for section in ranges.RANGES:
+            ranges.check(section, values.get(section, {}), problems)
         if isinstance(values.get("prompt"), Mapping) and isinstance(values["prompt"].get("style"), int):
             ready["prompt"] = {**values["prompt"], "style": str(values["prompt"]["style"])}
         typed = _assemble(ready, problems)
@@ -248,9 +192,17 @@ def parse_config(values: Mapping[str, Any], source: str = "config") -> Config:
     )
 
 
+def _place(name: str) -> str:
+    """Return where a key without its section belongs, or the nearest section."""
+    keys = {f"{section}.{field.name}" for section in SECTIONS for field in dataclasses.fields(CLASSES[section])}
+    keys |= {f"training.{key}" for key in external.training()} | {f"generation.{key}" for key in external.generation()}
+    exact = [f"{section}.{name}" for section in SECTIONS if f"{section}.{name}" in keys]
+    return f", did you mean {exact[0]!r}?" if exact else variants.suggest(name, (*SECTIONS, "out", *keys))
+
+
 def _assemble(ready: Mapping[str, Any], problems: Problems) -> Config | None:
     own = ("data", "prompt", "model")
-    built = {name: build(_CLASSES[name], ready.get(name, {}), name, problems) for name in own}
+    built = {name: build(CLASSES[name], ready.get(name, {}), name, problems) for name in own}
     out = ready.get("out")
     if not isinstance(out, str) or not out:
         problems.add("out", "required key is missing: the run folder, for example out=runs/my_run")
@@ -262,7 +214,8 @@ def _assemble(ready: Mapping[str, Any], problems: Problems) -> Config | None:
 
 def _check_variant(folder: variants.Folder, name: str, key: str, problems: Problems) -> bool:
     if wrong := variants.problem(folder, name):
-        problems.add(key, wrong)
+        like = next((family for family, names in LAYOUTS.items() if name.lower().rstrip("0123456789.-") in names), None)
+        problems.add(key, f"{name!r} models are laid out like {like}; use {like}" if like else wrong)
     return wrong is None
 
 

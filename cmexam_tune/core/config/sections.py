@@ -189,6 +189,17 @@ class Config:
         return {**_lists(plain), "out": self.out}
 
 
+CLASSES: Mapping[str, type[Any]] = {
+    "data": DataConfig,
+    "prompt": PromptConfig,
+    "model": ModelConfig,
+    "tuning": TuningConfig,
+    "training": TrainingConfig,
+    "generation": GenerationConfig,
+}
+"""The dataclass of each section."""
+
+
 def _lists(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _lists(item) for key, item in value.items()}

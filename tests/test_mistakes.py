@@ -1,0 +1,217 @@
+# ruff: noqa: E501 - a table, one mistake after the other
+"""Mistakes of users, over all programs: exit 2, one message that names the place, no traceback, nothing written.
+
+In this process and without a model: a mistake has to be found before anything slow is loaded.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cmexam_tune import __main__
+from cmexam_tune.core import cli, jsonl
+from cmexam_tune.core.schema import Prediction, Question
+
+DEEP = "[" * 100_000
+OPTIONS = {"A": "甲", "B": "乙", "C": "丙", "D": "丁", "E": "戊"}
+EXPERIMENT: dict[str, Any] = {
+    "data": {"train": ["q.jsonl"]},
+    "prompt": {"style": "answer", "max_source_length": 256, "max_target_length": 32},
+    "model": {"family": "llama", "model_name_or_path": "no-such-weights"},
+    "tuning": {"method": "lora", "r": 8, "lora_alpha": 16, "lora_dropout": 0.0},
+    "training": {"learning_rate": 1e-4, "max_steps": 1},
+    "out": "run",
+}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with good and bad files of every kind."""
+    folder = tmp_path_factory.mktemp("world")
+    questions = [Question(f"q:{i}", f"题干{i}", OPTIONS, "ABCDE"[i % 5], "因为") for i in range(4)]
+    jsonl.write(folder / "q.jsonl", questions)
+    jsonl.write(folder / "p.jsonl", [Prediction(q.id, "答案: A", "A") for q in questions])
+    jsonl.write(folder / "some.jsonl", [Prediction(q.id, "答案: A", "A") for q in questions[:2]])
+    jsonl.write(folder / "others.jsonl", [Prediction(f"x:{i}", "答案: A", "A") for i in range(4)])
+    (folder / "exam.csv").write_text("Question,Options,Answer,Explanation\n题,A 甲\nB 乙,A,因\n", encoding="utf-8")
+    (folder / "good.yaml").write_text(json.dumps(EXPERIMENT), encoding="utf-8")
+    (folder / "empty").touch()
+    (folder / "folder").mkdir()
+    (folder / "folder" / "mine").write_text("mine")
+    os.mkfifo(folder / "pipe")
+    (folder / "loop").symlink_to(folder / "loop")
+    (folder / "dangling").symlink_to(folder / "nowhere")
+    texts = {
+        "deep": DEEP, "list": "[1]", "broken": "{", "half": '{"id": "\\ud83d"}', "twice": '{"id": "a", "id": "b"}',
+        "long_number": '{"id": ' + "9" * 6000 + "}", "blank": "\n\n", "nan": '{"id": NaN}', "types": '{"id": 1}',
+        "prediction": '{"question_id": "q:0", "text": "A"}', "answer": json.dumps({**question(0), "answer": "Z"}),
+        "options": json.dumps({**question(0), "options": {"A": "x"}}), "kind": json.dumps({**question(0), "kind": "x"}),
+        "same": "\n".join([json.dumps(question(0))] * 2), "no_answer": json.dumps({**question(0), "answer": ""}),
+    }  # fmt: skip
+    for name, text in texts.items():
+        (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
+    (folder / "gbk.jsonl").write_bytes('{"id": "题"}'.encode("gbk"))
+    (folder / "gbk.yaml").write_bytes("out: 输出".encode("gbk"))
+    (folder / "gbk.csv").write_bytes("Question,Options,Answer,Explanation\n题,A 甲,A,因\n".encode("gbk"))
+    aliases = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
+        f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 12)
+    )
+    for name, text in {"bomb": aliases, "deep": DEEP[:5000], "list": "- a", "twice": "out: a\nout: b", "tab": "a:\n\t- b",
+                       "itself": "extends: itself.yaml", "orphan": "extends: nowhere", "code": "a: !!python/name:os.system"
+                       }.items():  # fmt: skip
+        (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
+    return folder
+
+
+def question(number: int) -> dict[str, Any]:
+    return {"id": f"q:{number}", "stem": "题", "options": OPTIONS, "answer": "A"}
+
+
+BAD_PATHS = [
+    ("nowhere", "nowhere"), ("empty", "empty"), ("folder", "is a folder"), ("pipe", "pipe"), ("loop", "loop"),
+    ("dangling", "leads nowhere"), ("/dev/null", "/dev/null"), ("/dev/null/x", "/dev/null/x"), ("x" * 300, "xxx"),
+    ("a\0b", r"a\x00b"), ("\udcff", r"\udcff"), ("q.jsonl/x", "q.jsonl/x"),
+]  # fmt: skip
+BAD_QUESTIONS = [
+    ("deep.jsonl", "deep.jsonl:1: nested too deep"), ("list.jsonl", "list.jsonl:1: a JSON object"),
+    ("broken.jsonl", "broken.jsonl:1: broken JSON"), ("half.jsonl", "half.jsonl:1: "),
+    ("twice.jsonl", "'id' stands twice"), ("long_number.jsonl", "6,000 digits"), ("blank.jsonl", "blank.jsonl: "),
+    ("nan.jsonl", "NaN"), ("types.jsonl", "types.jsonl:1: not a Question: id: expected str"),
+    ("prediction.jsonl", "not a Question"), ("answer.jsonl", "answer 'Z'"), ("options.jsonl", "1 options"),
+    ("kind.jsonl", "'x' is not a choice"), ("same.jsonl", "same.jsonl:2: duplicate id"), ("gbk.jsonl", "not UTF-8"),
+    ("no_answer.jsonl", "no_answer.jsonl:1"), ("exam.csv", "cmexam-tune preprocess cmexam --input exam.csv"),
+]  # fmt: skip
+BAD_OVERRIDES = [
+    ("learning_rate=1e-4", "did you mean 'training.learning_rate'"), ("max_new_tokens=5", "'generation.max_new_tokens'"),
+    ("lora_r=8", "lora_r"), ("training.learning_rat=1", "did you mean 'learning_rate'"), ("out=", "out"),
+    ("x", "an override is section.key=value"), ("=5", "an override is"), ("training.learning_rate", "an override is"),
+    ("training.learning_rate=x", "expected float"), ("training.learning_rate=.nan", "training.learning_rate: nan"),
+    ("training.learning_rate=1e400", "inf is no number"), ("training=3", "training: expected a section"),
+    ("tuning.r=1.5", "tuning.r: expected int"), ("tuning.method=lorra", "did you mean 'lora'"), ("tuning.r=0", "r=0"),
+    ("tuning.lora_dropout=1", "lora_dropout"), ("tuning.lora_alpha=-1", "lora_alpha"), ("tuning.rr=1", "unknown key"),
+    ("model.family=qwen", "laid out like llama"), ("model.family=roberta", "laid out like bert"),
+    ("model.family=lama", "did you mean 'llama'"), ("model.family=my_lab.none", "no module 'my_lab.none'"),
+    ("model.family=.x", "no module '.x'"), ("model.dtype=fp16", "model.dtype: 'fp16' is not a choice"),
+    ("prompt.max_source_length=0", "prompt.max_source_length: 0"), ("prompt.max_target_length=-1", "at least 1"),
+    ("data.max_train_samples=0", "data.max_train_samples: 0"), ("data.num_workers=-1", "data.num_workers: -1"),
+    ("generation.mode=guess", "not a choice"), ("generation.do_sample=maybe", "expected bool"),
+    ("generation.votes=3", "do_sample"), ("model.config={a: 1e400}", "inf is no number"),
+    ("training.seed=" + "9" * 6000, "training.seed"), ("data.train={a: b}", "no such data.train file"),
+    ("training.max_steps=[1]", "training.max_steps"), ("generation.temperature=0.5", "add generation.do_sample=true"),
+]  # fmt: skip
+BAD_NUMBERS = {
+    "training": {
+        "learning_rate": (0, -1, 1e30), "weight_decay": (-1, 1e30), "adam_beta1": (1, -0.1), "adam_beta2": (1, 2),
+        "adam_epsilon": (0, -1), "max_grad_norm": (-1, 1e30), "num_train_epochs": (0, -1), "max_steps": (0, -2),
+        "warmup_steps": (-1,), "logging_steps": (0, -1), "save_steps": (0, -5), "save_total_limit": (0,),
+        "per_device_train_batch_size": (0, -1, 10**9), "per_device_eval_batch_size": (0,), "seed": (-1, 2**40),
+        "gradient_accumulation_steps": (0, -1), "dataloader_num_workers": (-1, 10**6), "neftune_noise_alpha": (-1,),
+        "label_smoothing_factor": (1, -0.1), "global_batch_size": (0,), "max_tokens_per_batch": (0,),
+        "early_stopping_patience": (0,),
+    },
+    "generation": {
+        "max_new_tokens": (0, -1, 10**9), "num_beams": (0, -1, 10**6), "temperature": (0, -1, 1e30), "top_p": (0, 1.1),
+        "top_k": (-1,), "repetition_penalty": (0, -1), "batch_size": (0, -1, 10**9), "seed": (-1,), "votes": (0,),
+        "num_return_sequences": (0, 2), "no_repeat_ngram_size": (-1,), "min_new_tokens": (-1,), "timeout": (0,),
+    },
+}  # fmt: skip
+
+Case = tuple[Sequence[str], str]
+
+
+def cases() -> list[Case]:
+    train = ["train", "--config", "good.yaml"]
+    evaluate = ["evaluate", "--predictions", "p.jsonl", "--questions", "q.jsonl", "--out", "new"]
+    preprocess = ["preprocess", "cmexam", "--input", "exam.csv", "--out", "new"]
+    found: list[Case] = []
+    for path, message in BAD_PATHS:
+        found += [
+            (["stats", "--questions", path], message),
+            (["train", "--config", "good.yaml", f"data.train={path}"], message),
+            ([*preprocess[:3], path, "--out", "new"], message),
+            ([*evaluate[:2], path, *evaluate[3:]], message),
+            (["check", "--questions", "q.jsonl", "--against", path, "--out", "new"], message),
+        ]
+    for path, message in BAD_QUESTIONS:
+        found += [(["stats", "--questions", path], message)]
+        found += [([*evaluate[:4], path, *evaluate[5:]], message)]
+    found += [([*train, word], message) for word, message in BAD_OVERRIDES]
+    for section, table in BAD_NUMBERS.items():
+        found += [([*train, f"{section}.{k}={v}"], f"{section}") for k, values in table.items() for v in values]
+    for name, message in (("bomb", "aliases"), ("deep", "too deep"), ("list", "must hold sections"),
+                          ("gbk", "not UTF-8"), ("twice", "stands twice"), ("itself", "extends itself"), ("orphan", "no such config"),
+                          ("tab", "not YAML"), ("code", "not YAML")):  # fmt: skip
+        found.append((["train", "--config", f"{name}.yaml"], message))
+    found += [
+        ([], "usage"), (["trian"], "did you mean 'train'"), (["train"], "--config"), (["train", "--confg", "x"], "--con"),
+        (["train", "--config", "lora_lama.yaml"], "did you mean 'lora_llama.yaml'"), (["train", "--config", ""], "config"),
+        (["train", "--config", "x" * 5000], "no such config"), ([*train, "out=q.jsonl"], "q.jsonl"),
+        ([*train, "out=folder"], "folder"), ([*train, "--overwrite", "out=folder"], "folder"),
+        ([*train, "data.train=exam.csv"], "cmexam-tune preprocess cmexam --input exam.csv"),
+        (["preprocess", "cmexan", "--input", "exam.csv", "--out", "new"], "did you mean 'cmexam'"),
+        ([*preprocess[:-1], "q.jsonl"], "q.jsonl is a file"), ([*preprocess[:-1], "/dev/null/x"], "/dev/null"),
+        ([*preprocess, "--styles", "99"], "99"), ([*preprocess, "--format", "x"], "invalid choice"),
+        (["preprocess", "my_lab.none", "--input", "exam.csv", "--out", "new"], "my_lab.none"),
+        ([*preprocess[:3], "gbk.csv", "--out", "new"], "gbk.csv"), ([*evaluate, "--profile", "standart"], "'standard'"),
+        ([*evaluate, "--profile", "my_lab.none"], "my_lab.none"), ([*evaluate[:2], "some.jsonl", *evaluate[3:]], "q:2"),
+        ([*evaluate[:2], "others.jsonl", *evaluate[3:]], "x:0"), ([*evaluate, "--baseline", "nowhere"], "nowhere"),
+        ([*evaluate[:-1], "q.jsonl"], "q.jsonl"), ([*evaluate[:-1], "/dev/null/x"], "/dev/null"),
+        (["predict", "--questions", "q.jsonl", "--out", "new"], "--run"),
+        (["predict", "--run", "folder", "--questions", "q.jsonl", "--out", "new"], "folder"),
+        (["predict", "--run", "nowhere", "--questions", "q.jsonl", "--out", "new"], "nowhere"),
+        (["export", "--run", "folder", "--out", "new"], "no run folder"), (["export", "--run", "folder"], "--out"),
+        (["export", "--run", "nowhere", "--out", "new"], "nowhere"), (["export", "--run", "x", "--out", "folder"], "folder"),
+        (["export", "--run", "x", "--out", "folder", "--overwrite"], "--overwrite leaves it alone"),
+        (["export", "--run", "x", "--out", "q.jsonl", "--overwrite"], "is a file"),
+        (["export", "--run", "x", "--out", "new", "--format", "gguf"], "invalid choice"),
+        (["tiny", "--family", "lama", "--out", "new"], "invalid choice"), (["tiny", "--family", "llama"], "--out"),
+        (["tiny", "--family", "llama", "--out", "."], "exists"), (["tiny", "--family", "llama", "--out", ".", "--overwrite"],
+         "so it stays"), (["tiny", "--family", "llama", "--out", "pipe", "--overwrite"], "pipe"),
+        (["chat", "--run", "nowhere"], "nowhere"), (["chat", "--run", "folder"], "folder"), (["chat"], "--run"),
+        (["serve", "--run", "nowhere"], "nowhere"), (["serve", "--run", "folder"], "folder"), (["serve"], "--run"),
+        (["serve", "--run", "folder", "--port", "x"], "--port"),
+        (["reproduce", "--out", "new"], "name at least one row"), (["reproduce", "lora_lama", "--out", "new"], "lora_llama"),
+        (["reproduce", "lora_llama", "--out", "new", "--seeds", "x"], "--seeds"),
+        (["reproduce", "lora_llama", "--out", "new", "--data", "nowhere"], "weights are missing"),
+    ]  # fmt: skip
+    for size, values in {
+        "hidden": (0, -1, 100, 10**9),
+        "layers": (0, -1, 10**6),
+        "vocab": (-1, 10**12),
+        "seed": (-1,),
+    }.items():
+        found += [(["tiny", "--family", "bert", "--out", "new", f"--{size}", str(v)], size) for v in values]
+    return found
+
+
+CASES = cases()
+
+
+def test_there_are_enough() -> None:
+    assert len(CASES) > 250 and {argv[0] for argv, _ in CASES if argv} >= {*__main__.PROGRAMS} - {"runs"}
+
+
+def everything(folder: Path) -> dict[str, Any]:
+    return {str(path): (path.lstat().st_mtime_ns, path.lstat().st_size) for path in sorted(folder.rglob("*"))}
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"), CASES, ids=[f"{i}-{' '.join(a)[:60]!a}" for i, (a, _) in enumerate(CASES)]
+)
+def test_one_message_and_nothing_written(
+    argv: Sequence[str], message: str, world: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(world)
+    before = everything(world)
+    with pytest.raises(SystemExit) as done:
+        cli.run(__main__.main, list(argv))
+    printed = capsys.readouterr()
+    assert done.value.code == 2, printed.err
+    assert message in printed.err + printed.out
+    assert len(printed.err) < 3000 and "Traceback" not in printed.err
+    assert printed.err.count("error: ") == 1 or argv == []
+    assert everything(world) == before

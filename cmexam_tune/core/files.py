@@ -211,19 +211,18 @@ def sha256(path: str | Path) -> str:
 
 def explain(error: OSError) -> str | None:
     """Return one message for an error of the system that the caller can mend, None for any other."""
-    remedies = {
-        errno.ENOSPC: "Free some space or choose another folder",
-        errno.EDQUOT: "Free some space or choose another folder",
-        errno.EFBIG: "Choose another folder",
-        errno.EACCES: "Choose another path, or ask its owner",
-        errno.EPERM: "Choose another path, or ask its owner",
-        errno.EROFS: "Choose another folder",
-        errno.ENAMETOOLONG: "Choose a shorter path",
-        errno.ELOOP: "Choose another path",
-        errno.ENOTDIR: "Choose another path",
-        errno.EISDIR: "Name a file",
-        errno.EMFILE: "Raise the limit of open files (ulimit -n)",
-    }
+    full, elsewhere = "Free some space or choose another folder", "Choose another path, or ask its owner"
+    remedies = dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), full)
+    for number in (
+        errno.EACCES,
+        errno.EPERM,
+        errno.EROFS,
+        errno.ENAMETOOLONG,
+        errno.ELOOP,
+        errno.ENOTDIR,
+        errno.EISDIR,
+    ):
+        remedies[number] = elsewhere
     if error.errno not in remedies:
         return None
     return f"{str(error.filename or 'output')[:300]}: {error.strerror}. {remedies[error.errno]}."

@@ -186,3 +186,12 @@ def test_length_of_rows() -> None:
     assert length({"input_ids": [1, 2, 3]}) == 3
     assert length({"input_ids": [[1, 2], [1, 2, 3, 4]]}) == 4
     assert label_count({"labels": [5, -100, 7, 8]}) == 2
+
+
+def test_longest_question_comes_first_in_the_first_epoch() -> None:
+    lengths = random.Random(3).sample(range(5, 4000), 3000)
+    plan = Layout(global_batch=8, micro_batch=2, seed=1)
+    first, second = (order(lengths, plan, epoch) for epoch in (0, 1))
+    assert lengths[first[0][0]] == max(lengths)
+    assert sorted(i for step in first for i in step) == list(range(3000))
+    assert lengths[second[0][0]] < max(lengths)

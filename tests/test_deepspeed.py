@@ -102,6 +102,19 @@ def test_ptuning_under_zero3(folder: Path) -> None:
     assert runs.load(two.path)[1].model is not None
 
 
+def test_buckets_are_sized_to_what_is_trained() -> None:
+    from types import SimpleNamespace
+
+    from cmexam_tune.training import arguments
+
+    for trained, expected in ((4_000_000, 4_000_000), (7_000_000_000, arguments.MOST_BUCKET), (10, 2**16)):
+        content = json.loads(arguments.deepspeed_path("zero2").read_text(encoding="utf-8"))
+        given: Any = SimpleNamespace(deepspeed="zero2", hf_deepspeed_config=SimpleNamespace(config=content))
+        arguments.size_buckets(given, trained)
+        assert content["zero_optimization"]["reduce_bucket_size"] == expected
+        assert content["zero_optimization"]["allgather_bucket_size"] == expected
+
+
 @pytest.mark.parametrize("name", ["zero2", "zero3", "zero3_offload"])
 def test_shipped_configs_leave_every_number_to_the_recipe(name: str) -> None:
     from cmexam_tune.training.arguments import deepspeed_path
@@ -112,3 +125,43 @@ def test_shipped_configs_leave_every_number_to_the_recipe(name: str) -> None:
     assert content["fp16"]["enabled"] == content["bf16"]["enabled"] == "auto"
     assert "optimizer" not in content
     assert content["zero_optimization"]["stage"] == (2 if name == "zero2" else 3)
+
+
+HALF: dict[str, Any] = {
+    "model__dtype": "bfloat16", "training__max_steps": 2, "training__save_steps": 1, "training__global_batch_size": 4,
+    "training__eval_strategy": "steps", "training__eval_steps": 1, "training__load_best_model_at_end": True,
+    "training__metric_for_best_model": "exam_accuracy", "data__max_eval_samples": 2, "prompt__style": "answer",
+    "generation": {"max_new_tokens": 2},
+}  # fmt: skip
+
+
+def half(folder: Path, stage: str, **changes: Any) -> dict[str, Any]:
+    """Train two steps in bfloat16 on two processes, load the best checkpoint, and return what was saved."""
+    values = {**HALF, "data__validation": [str(folder / "val.jsonl")], **changes}
+    path = folder / f"half_{stage}.yaml"
+    path.write_text(config.dump_config(train_helpers.recipe(folder, **values)), encoding="utf-8")
+    run = launch(train_helpers.torchrun(), path, folder / f"half_{stage}", f"training.deepspeed={stage}")
+    assert (run.path / "checkpoint-1").is_dir()
+    return weights(run)
+
+
+def test_adapter_keeps_the_optimizers_float32(folder: Path) -> None:
+    """Under ZeRO-2 the model holds bfloat16; what was learnt since is in the optimizer."""
+    saved = half(folder, "zero2")
+    assert {value.dtype for value in saved.values()} == {torch.float32}
+    learnt = [value for name, value in saved.items() if "lora_B" in name]
+    assert any(not torch.equal(value, value.bfloat16().float()) for value in learnt)
+
+
+def test_zero3_trains_whole_modules_in_half_precision(folder: Path) -> None:
+    changes = {"method": "lora", "r": 2, "lora_alpha": 4, "lora_dropout": 0.0, "modules_to_save": ["lm_head"]}
+    assert any("lm_head" in name for name in half(folder, "zero3", tuning=changes))
+
+
+@pytest.mark.slow
+def test_adapter_is_merged_under_zero3(folder: Path, alone: runs.Run) -> None:
+    words = [f"model.adapter_name_or_path={alone.adapter}", "training.max_steps=2"]
+    one = train(folder / "alone.yaml", [f"out={folder / 'merged_one'}", *words])
+    out = folder / "merged_two"
+    two = launch(train_helpers.torchrun(), folder / "alone.yaml", out, "training.deepspeed=zero3", *words)
+    assert losses(two) == pytest.approx(losses(one), rel=1e-4)

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from cmexam_tune import train as program
 from cmexam_tune.core import config
 from cmexam_tune.core.errors import ConfigError, UserError
-from cmexam_tune.runfolder import runs
+from cmexam_tune.runfolder import runs, starting
 from cmexam_tune.train import train
 from cmexam_tune.training import callbacks, checkpoints, seal
 
@@ -163,8 +163,18 @@ def recipe_file(folder: Path, tmp_path: Path) -> str:
         (["training.report_to=nonsense"], "training: nonsense is not supported"),
         (["training.report_to=clearml"], "pip install clearml"),
         (["training.optim=adamw_bnb_8bit"], "pip install -U bitsandbytes"),
-        (["training.fsdp=full_shard"], "training: Using fsdp only works in distributed"),
+        (["training.fsdp=full_shard"], "training.fsdp: not supported"),
         (["training.use_liger_kernel=true"], "pip install liger-kernel"),
+        (
+            [
+                "tuning.method=ptuning",
+                "tuning.num_virtual_tokens=4",
+                "training.gradient_checkpointing=true",
+                "training.gradient_checkpointing_kwargs={use_reentrant: true}",
+            ],
+            "would not reach the prefix",
+        ),
+        (["tuning.modules_to_save=[nowhere]"], "no module called 'nowhere'"),
     ],
 )
 def test_bad_settings_are_refused(recipe_file: str, tmp_path: Path, overrides: list[str], words: str) -> None:
@@ -333,3 +343,40 @@ def test_more_processes_than_questions_is_refused(folder: Path) -> None:
 
     with pytest.raises(ConfigError, match="global_batch_size=6 is smaller than the 8 processes"):
         arguments.global_batch(train_helpers.recipe(folder), 8)
+
+
+NUMBERS = {
+    "learning_rate": ("0", "-1", ".nan", ".inf", "1e400", "1e30"),
+    "weight_decay": ("-1", ".nan"),
+    "adam_beta1": ("1", "-0.1"),
+    "adam_beta2": ("2",),
+    "adam_epsilon": ("0", "-1e-8"),
+    "max_grad_norm": ("-1", ".nan"),
+    "warmup_steps": ("-1",),
+    "num_train_epochs": ("0", "-3", "1e30"),
+    "max_steps": ("0", "-2", "1e30"),
+    "label_smoothing_factor": ("1", "-1"),
+    "neftune_noise_alpha": ("-5",),
+    "per_device_train_batch_size": ("0", "-1", "10000000000"),
+    "global_batch_size": ("0", "-6"),
+    "seed": ("-1", "10000000000"),
+    "save_total_limit": ("0",),
+    "dataloader_num_workers": ("-1",),
+}
+
+
+@pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in NUMBERS.items() for value in values])
+def test_numbers_that_cannot_be_are_refused_at_once(recipe_file: str, tmp_path: Path, key: str, value: str) -> None:
+    refuse(["--config", recipe_file, f"training.{key}={value}"], f"training.{key}: ")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_works_from_any_folder(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(folder)
+    paths = {"model__model_name_or_path": "llama", "data__train": ["train.jsonl"]}
+    run = train(train_helpers.recipe(Path(), out="relative", training__max_steps=1, **paths))
+    out = folder / run.path
+    assert starting.prepare(train_helpers.recipe(Path(), out="relative", training__max_steps=1, **paths)).finished
+    monkeypatch.chdir(tmp_path)
+    assert runs.load(out)[1].model is not None
+    assert config.load_config(out / "config.yaml").data.train == (str(folder / "train.jsonl"),)

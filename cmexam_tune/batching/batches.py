@@ -79,7 +79,10 @@ def label_count(sample: Sample) -> int:
 
 
 def order(lengths: Sequence[int], layout: Layout, epoch: int) -> list[list[int]]:
-    """Return the steps of an epoch as lists of sample indices: shuffled, each of similar lengths."""
+    """Return the steps of an epoch as lists of sample indices: shuffled, each of similar lengths.
+
+    The first epoch starts with the longest question, so that memory runs out in the first step or never.
+    """
     rng = random.Random(f"{layout.seed}:{epoch}")
     indices = list(range(len(lengths)))
     rng.shuffle(indices)
@@ -89,6 +92,9 @@ def order(lengths: Sequence[int], layout: Layout, epoch: int) -> list[list[int]]
         bucket = sorted(indices[start : start + BUCKET_STEPS * size], key=lambda i: -lengths[i])
         steps.extend(bucket[i : i + size] for i in range(0, len(bucket), size))
     rng.shuffle(steps)
+    if epoch == 0 and steps:
+        longest = max(range(len(steps)), key=lambda i: lengths[steps[i][0]])
+        steps.insert(0, steps.pop(longest))
     return steps
 
 

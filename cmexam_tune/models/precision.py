@@ -1,4 +1,4 @@
-"""In which precision a model computes outside training; decided here and nowhere else."""
+"""In which precision a model computes where the trainer's own settings do not say it."""
 
 import contextlib
 from collections.abc import Iterator
@@ -9,12 +9,11 @@ from torch import nn
 from cmexam_tune.models.prefix import MODULE
 
 
-@contextlib.contextmanager
-def inference(model: nn.Module) -> Iterator[None]:
-    """Compute without gradients, in the precision of the weights.
+def mixed(model: nn.Module) -> torch.dtype | None:
+    """Return the half precision that autocast has to compute in, None where all weights have one type.
 
-    What was trained in float32 beside half-precision weights (a head, LoRA matrices, biases, embeddings) cannot be
-    multiplied with them: then autocast computes in theirs, as training did. A prefix is cast where it meets the keys.
+    What is trained in float32 beside half-precision weights (a head, LoRA matrices, biases, embeddings) cannot be
+    multiplied with them: then autocast computes in theirs. A prefix is cast where it meets the keys.
     """
     found = {
         parameter.dtype
@@ -22,7 +21,13 @@ def inference(model: nn.Module) -> Iterator[None]:
         if parameter.is_floating_point() and MODULE not in name.split(".")
     }
     half = next((dtype for dtype in (torch.bfloat16, torch.float16) if dtype in found), None)
+    return half if len(found) > 1 else None
+
+
+@contextlib.contextmanager
+def inference(model: nn.Module) -> Iterator[None]:
+    """Compute without gradients, in the precision of the weights."""
+    half = mixed(model)
     device = next(model.parameters()).device.type
-    mixed = half is not None and len(found) > 1
-    with torch.inference_mode(), torch.autocast(device, half, enabled=mixed):
+    with torch.inference_mode(), torch.autocast(device, half, enabled=half is not None):
         yield

@@ -30,6 +30,7 @@ from cmexam_tune.tuning import Method
 
 CONFIG, ADAPTER, LOG, STATE = "config.yaml", "adapter", "log.jsonl", "trainer_state.json"
 ENVIRONMENT, METRICS, CARD = "environment.json", "metrics.json", "cmexam_tune.json"
+MODEL_PATHS = ("model_name_or_path", "adapter_name_or_path")
 PACKAGES = ("torch", "transformers", "peft", "accelerate", "deepspeed", "tokenizers", "safetensors", "sentencepiece")
 
 
@@ -84,6 +85,23 @@ def _metrics(path: Path) -> dict[str, float]:
 def open_values(path: Path, config: Config) -> Run:
     """Return the run at `path` whose config has been read already."""
     return Run(path, config, _metrics(path))
+
+
+def absolute(config: Config) -> Config:
+    """Return the config with paths of this machine that hold from any folder; names on the hub stay."""
+
+    def whole(path: str | None) -> str | None:
+        if path is None or not (here := Path(path).expanduser()).exists():
+            return path
+        return str(here.absolute())
+
+    model, data = config.model, config.data
+    paths: dict[str, Any] = {name: whole(getattr(model, name)) for name in MODEL_PATHS}
+    names = ("train", "validation", "test")
+    questions: dict[str, Any] = {name: tuple(whole(path) or path for path in getattr(data, name)) for name in names}
+    return dataclasses.replace(
+        config, model=dataclasses.replace(model, **paths), data=dataclasses.replace(data, **questions)
+    )
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -39,7 +39,7 @@ def prepare(config: Config, overwrite: bool = False, resume: bool = False) -> ru
         UserError: the folder holds another experiment or something else (`overwrite` replaces a run), or `resume` was
             asked for and there is nothing to resume.
     """
-    path = Path(config.out)
+    path, config = Path(config.out), runs.absolute(config)
     if path.exists() and not path.is_dir():
         raise UserError(f"out={path}: is a file, a folder is needed.")
     held = aside(path) if aside(path).is_dir() else path
@@ -90,7 +90,7 @@ def _check_replaceable(path: Path, config: Config) -> None:
 
 def _differences(old: Config, new: Config) -> list[str]:
     """Return `key: old -> new` for everything that makes another experiment."""
-    before, after = _experiment(old), _experiment(new)
+    before, after = _experiment(runs.absolute(old)), _experiment(new)
     keys = sorted(key for key in {*before, *after} if before.get(key) != after.get(key))
     return [f"{key}: {before.get(key)!r} there, {after.get(key)!r} here" for key in keys]
 

@@ -18,6 +18,8 @@ from cmexam_tune.core.config import Config, recipe_folders
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.training import inside, precision
 
+MOST_BUCKET = 500_000_000
+"""Numbers; DeepSpeed's own default, 1 to 2 GB."""
 STAGES = ("zero2", "zero3", "zero3_offload")
 
 
@@ -55,7 +57,8 @@ def build(config: Config, out: Path) -> TrainingArguments:
         ConfigError: values that transformers or the card refuses.
     """
     given = dict(config.training.arguments)
-    given.update(precision.choose(given, precision.Card.here(bool(given.get("use_cpu")))))
+    _refuse(config)
+    given.update(precision.choose(given, precision.Card.here(bool(given.get("use_cpu"))), config.model.dtype))
     given.pop("gradient_accumulation_steps", None)
     # A checkpoint to fall back to must exist beside the last one; a hidden NaN would defeat the guards.
     given = {"logging_steps": 10, "save_total_limit": 3, "logging_nan_inf_filter": False, "report_to": "none", **given}
@@ -89,6 +92,32 @@ def build(config: Config, out: Path) -> TrainingArguments:
     return arguments
 
 
+def _refuse(config: Config) -> None:
+    """Refuse what would only fail, or train something else than was asked for, once the weights are loaded."""
+    given = config.training.arguments
+    if given.get("fsdp"):
+        raise ConfigError("training.fsdp: not supported here. To share out weights set training.deepspeed=zero3.")
+    options = given.get("activation_checkpointing_kwargs") or given.get("gradient_checkpointing_kwargs") or {}
+    if config.tuning.method == "ptuning" and isinstance(options, Mapping) and options.get("use_reentrant"):
+        raise ConfigError(
+            "training.gradient_checkpointing_kwargs.use_reentrant=true: gradients would not reach the prefix of "
+            "P-tuning. Leave it out."
+        )
+
+
+def size_buckets(arguments: TrainingArguments, trained: int) -> None:
+    """Set ZeRO-2's buckets that are `auto` to what is trained: for 4 million parameters 2 GB would lie idle.
+
+    Called before the Trainer is made; ZeRO-3's follow the model's width, as transformers does it.
+    """
+    if not arguments.deepspeed:
+        return
+    zero = arguments.hf_deepspeed_config.config.get("zero_optimization", {})
+    for name in ("reduce_bucket_size", "allgather_bucket_size"):
+        if zero.get("stage") in (1, 2) and zero.get(name) == "auto":
+            zero[name] = min(max(trained, 2**16), MOST_BUCKET)
+
+
 def start_deepspeed() -> None:
     """Connect this process with the others.
 
@@ -116,15 +145,12 @@ def global_batch(config: Config, world: int) -> int:
     """Return the questions of an optimizer step: `global_batch_size`, else micro-batch x accumulation x processes.
 
     Raises:
-        ConfigError: a number below 1, or fewer questions than processes.
+        ConfigError: fewer questions than processes.
     """
     given: Mapping[str, Any] = config.training.arguments
     micro = int(given.get("per_device_train_batch_size", 8))
     accumulation = int(given.get("gradient_accumulation_steps", 1))
     size = config.training.global_batch_size
-    for name, value in (("per_device_train_batch_size", micro), ("gradient_accumulation_steps", accumulation)):
-        if value < 1:
-            raise ConfigError(f"training.{name}={value}: at least 1 is needed.")
     if size is None:
         return micro * accumulation * world
     if size < world:
@@ -139,8 +165,6 @@ def layout(config: Config, world: int) -> Layout:
     """Return how questions are grouped into steps and rows on `world` processes."""
     prompt = config.prompt
     limit = config.training.max_tokens_per_batch
-    if limit is not None and limit < 1:
-        raise ConfigError(f"training.max_tokens_per_batch={limit}: at least 1 is needed.")
     return Layout(
         global_batch=global_batch(config, world),
         micro_batch=int(config.training.arguments.get("per_device_train_batch_size", 8)),

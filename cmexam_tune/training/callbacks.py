@@ -3,6 +3,7 @@
 import contextlib
 import json
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +16,12 @@ from transformers import TrainerCallback
 
 if TYPE_CHECKING:
     from cmexam_tune.training.evaluation import ExamTrainer
+
+
+EVALUATED = {
+    "eval_loss": "validation loss {:.4f}", "eval_exam_accuracy": "exam accuracy {:.1f}%", "eval_runtime": "{:.0f} s",
+}  # fmt: skip
+"""How the Trainer's metrics of an evaluation are shown."""
 
 
 class FirstStep(TrainerCallback):
@@ -86,8 +93,8 @@ class Progress(TrainerCallback):
     ) -> None:
         """Print what an evaluation has found."""
         if self._bar is not None:
-            shown = ", ".join(f"{name.removeprefix('eval_')} {value:.4g}" for name, value in (metrics or {}).items())
-            self._bar.write(f"step {state.global_step}: {shown}")
+            shown = [EVALUATED[name].format(value) for name, value in (metrics or {}).items() if name in EVALUATED]
+            self._bar.write(f"step {state.global_step}: {', '.join(shown)}", file=sys.stderr)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Close the bar."""

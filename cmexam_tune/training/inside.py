@@ -4,12 +4,15 @@ Four private methods of the Trainer are overridden here, and two private attribu
 them and fails when a new version changes one.
 """
 
+import contextlib
 import functools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 from transformers import Trainer, TrainingArguments
+from transformers.integrations.deepspeed import set_hf_deepspeed_config, unset_hf_deepspeed_config
 from transformers.trainer_utils import SaveStrategy
 
 from cmexam_tune.training import checkpoints, processes
@@ -28,6 +31,21 @@ def skip_cpu_compilation() -> None:
     import deepspeed
 
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+
+@contextlib.contextmanager
+def whole_weights(arguments: TrainingArguments) -> Iterator[None]:
+    """Load models unpartitioned under ZeRO-3, which gets the weights afterwards; each process holds all of them.
+
+    For what has to change weights before training: an adapter that is merged into its base.
+    """
+    unset: Any = unset_hf_deepspeed_config
+    unset()
+    try:
+        yield
+    finally:
+        put: Any = set_hf_deepspeed_config
+        put(arguments.hf_deepspeed_config)
 
 
 class SafeTrainer(Trainer):

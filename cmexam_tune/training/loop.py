@@ -25,7 +25,7 @@ from cmexam_tune.families import Family, Loaded
 from cmexam_tune.models import checkpoint
 from cmexam_tune.runfolder import runs, starting
 from cmexam_tune.training import arguments as arguments_of
-from cmexam_tune.training import callbacks, checkpoints, guards, precision, processes, selfcheck
+from cmexam_tune.training import callbacks, checkpoints, guards, inside, precision, processes, selfcheck
 from cmexam_tune.training.evaluation import ExamTrainer
 from cmexam_tune.tuning import Method
 
@@ -96,11 +96,17 @@ def _load(config: Config, args: TrainingArguments, train: QuestionFiles, parts: 
     """Return the base model with what is tuned in it."""
     family, method = parts
     set_seed(args.seed)
-    loaded = family.load(config.model, train)
+    zero3 = bool(args.deepspeed) and args.hf_deepspeed_config.is_zero3()
+    with inside.whole_weights(args) if zero3 and config.model.adapter_name_or_path else contextlib.nullcontext():
+        # Straight to the card, so that several processes do not hold a copy each in the host's memory first.
+        loaded = family.load(config.model, train, "cpu" if zero3 else str(args.device))
     base: Any = loaded.model
     if args.gradient_checkpointing:
         base.enable_input_require_grads()
-    return Loaded(method.attach(base, family, config.tuning.settings), loaded.tokenizer)
+    model: Any = method.attach(base, family, config.tuning.settings)
+    if zero3:
+        precision.align(model, bf16=args.bf16, fp16=args.fp16)
+    return Loaded(model, loaded.tokenizer)
 
 
 def _steps(run: runs.Run, trainer: ExamTrainer, resume: Path | None) -> dict[str, Any]:
@@ -181,6 +187,8 @@ def _announce(config: Config, args: TrainingArguments, model: Any, data: Data) -
 
 def _trainer(run: runs.Run, args: TrainingArguments, model: tuple[Family, Loaded], data: Data) -> ExamTrainer:
     family, loaded = model
+    trained = sum(p.numel() for p in loaded.model.parameters() if p.requires_grad)
+    arguments_of.size_buckets(args, trained)
     try:
         trainer = ExamTrainer(run.config, family, loaded, args, data, eval_dataset=data.validation)
         _try_optimizer(trainer)

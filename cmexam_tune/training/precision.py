@@ -8,6 +8,7 @@ import torch
 
 from cmexam_tune.core.config import Config
 from cmexam_tune.core.errors import ConfigError
+from cmexam_tune.models.prefix import MODULE
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,13 @@ class Card:
         return cls(torch.cuda.get_device_name(), True, torch.cuda.is_bf16_supported(including_emulation=False))
 
 
-def choose(arguments: Mapping[str, Any], card: Card) -> dict[str, bool]:
+def choose(arguments: Mapping[str, Any], card: Card, dtype: str = "auto") -> dict[str, bool]:
     """Return `bf16` and `fp16` for `TrainingArguments`: what the user set, else what suits the card.
+
+    Args:
+        arguments: of the config's `training`.
+        card: what is trained on.
+        dtype: of the frozen weights; on a CPU bfloat16 weights are trained in bfloat16.
 
     Raises:
         ConfigError: bf16 on a card without it, or both formats at once.
@@ -42,7 +48,20 @@ def choose(arguments: Mapping[str, Any], card: Card) -> dict[str, bool]:
         raise ConfigError("training.fp16=true: float16 training needs a GPU. Leave it out on a CPU.")
     if bf16 is not None or fp16 is not None:
         return {"bf16": bool(bf16), "fp16": bool(fp16)}
-    return {"bf16": card.cuda and card.bf16, "fp16": card.cuda and not card.bf16}
+    return {"bf16": card.bf16 if card.cuda else dtype == "bfloat16", "fp16": card.cuda and not card.bf16}
+
+
+def align(model: torch.nn.Module, bf16: bool, fp16: bool) -> None:
+    """Put what is trained into the type that ZeRO-3 computes in; its optimizer keeps float32 of its own.
+
+    It casts nothing that is new in a model which it loaded itself. LoRA matrices and prefixes are cast where they are
+    used and stay as they are; a head, a bias or an embedding in float32 would meet activations in half precision, and
+    all that is trained has to be of one type.
+    """
+    tuned = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    if (bf16 or fp16) and any("lora_" not in name and MODULE not in name.split(".") for name in tuned):
+        for parameter in tuned.values():
+            parameter.data = parameter.data.to(torch.bfloat16 if bf16 else torch.float16)
 
 
 def warnings(config: Config, precision: Mapping[str, bool], trainable: Mapping[str, torch.dtype]) -> list[str]:

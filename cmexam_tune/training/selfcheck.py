@@ -91,9 +91,10 @@ def _compare(trainer: "ExamTrainer", model: Any, method: Method, weights: Mappin
 def _logits(trainer: "ExamTrainer", model: Any) -> torch.Tensor:
     batch = trainer.data.train[Plan((((0,),),), 1)]
     inputs = {k: v.to(trainer.args.device) for k, v in batch.micro[0].items()}
-    if trainer.label_logits is not None:
-        labels = inputs.pop("labels")
-        scores, _ = trainer.label_logits(model.eval(), inputs, labels)
-    else:
-        scores = cast(Classifier, trainer.family).scores(model.eval(), inputs)
+    with trainer.mixed():
+        if trainer.label_logits is not None:
+            labels = inputs.pop("labels")
+            scores, _ = trainer.label_logits(model.eval(), inputs, labels)
+        else:
+            scores = cast(Classifier, trainer.family).scores(model.eval(), inputs)
     return torch.as_tensor(scores).float()

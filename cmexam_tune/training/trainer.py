@@ -13,6 +13,7 @@ from cmexam_tune.batching.batches import Batch, StepLoader
 from cmexam_tune.batching.data import Data
 from cmexam_tune.core.config import Config
 from cmexam_tune.families import Classifier, Family, Loaded
+from cmexam_tune.models import precision as model_precision
 from cmexam_tune.training import checkpoints, guards, logits, processes, seal
 from cmexam_tune.training.inside import SafeTrainer
 
@@ -37,6 +38,7 @@ class StepTrainer(SafeTrainer):
         """Whether training has ended because of that."""
         self.tokens_done = 0
         self.last_loss = math.nan
+        self._mixed = model_precision.mixed(cast(Any, loaded.model))
         super().__init__(model=loaded.model, args=arguments, train_dataset=data.train, **options)
         self.label_logits = logits.LabelLogits(loaded.model) if family.task == "generate" else None
         self._flos_per_token = 6 * sum(int(getattr(p, "ds_numel", p.numel())) for p in loaded.model.parameters())
@@ -117,6 +119,16 @@ class StepTrainer(SafeTrainer):
             inputs: one collated micro-batch; its labels are taken out.
             share: labels (questions) in this micro-batch, 0 for one that only keeps a process busy; in the step.
         """
+        with self.mixed():
+            return self._loss(model, inputs, share)
+
+    def mixed(self) -> contextlib.AbstractContextManager[Any]:
+        """Return the context of every forward pass: what `bf16` and `fp16` say, else what the weights need."""
+        if self.args.bf16 or self.args.fp16 or self.is_deepspeed_enabled:
+            return self.compute_loss_context_manager()
+        return torch.autocast(self.args.device.type, self._mixed, enabled=self._mixed is not None)
+
+    def _loss(self, model: nn.Module, inputs: dict[str, Any], share: tuple[int, int]) -> torch.Tensor:
         weight, items = share
         if self.label_logits is None:
             classifier = cast(Classifier, self.family)

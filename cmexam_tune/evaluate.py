@@ -1,28 +1,27 @@
 """Score predictions by a profile's rules and write the report."""
 
 import argparse
-import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from datetime import date
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cmexam_tune import __version__, profiles
-from cmexam_tune.core import cli, documents, files, jsonl
-from cmexam_tune.core.config.words import check_order
+from cmexam_tune import profiles
+from cmexam_tune.core import cli, files, jsonl
 from cmexam_tune.core.errors import DataError, UserError
 from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.interop import predictions as others
 from cmexam_tune.paper import published as paper
 from cmexam_tune.profiles import Profile
-from cmexam_tune.report import building, sections, writing
+from cmexam_tune.report import building, identity, provenance, sections, training, writing
 from cmexam_tune.scoring import bridge, comparison, grading, notes
 
 T = TypeVar("T")
 Predictions = str | Path | Sequence[Prediction]
 Questions = str | Path | Sequence[Question]
 
-ALL = "all"
+ALL, THIS = "all", "this run"
 EPILOG = """writes DIR/report.json, DIR/report.md and DIR/report.html (one file, no network needed).
 
 In report.json accuracy, its Wilson 95% interval accuracy_ci, BLEU and ROUGE are percentages; precision, recall and
@@ -37,6 +36,17 @@ examples:
 """
 
 
+@dataclass(frozen=True)
+class Run:
+    """The predictions of one run."""
+
+    name: str
+    path: str | Path | None
+    predictions: Sequence[Prediction]
+    note: object
+    """What predict wrote beside them; None where another tool made them."""
+
+
 def evaluate(  # noqa: PLR0913 - one argument for each flag of the program
     predictions: Predictions | Sequence[str | Path],
     questions: Questions,
@@ -45,6 +55,7 @@ def evaluate(  # noqa: PLR0913 - one argument for each flag of the program
     profile: str = "standard",
     baseline: Predictions | None = None,
     published: str | None = None,
+    name: str | Sequence[str] = (),
     latex: bool = False,
     seeds: bool | None = None,
     overwrite: bool = False,
@@ -58,6 +69,7 @@ def evaluate(  # noqa: PLR0913 - one argument for each flag of the program
         profile: whose rules: one of `profiles.names()`, or `all` for `standard` with the scores of all of them.
         baseline: predictions of the same questions to compare with, question by question.
         published: show published numbers beside the run: one of `paper.published.names()`.
+        name: what the run is called, or a name for each of several files.
         latex: also write report.tex.
         seeds: whether several files are seeds of one experiment; default: as the notes beside them say.
         overwrite: replace a report in `out`.
@@ -66,35 +78,35 @@ def evaluate(  # noqa: PLR0913 - one argument for each flag of the program
         The report; where there are several files, of the first.
 
     Raises:
-        UserError: a file is missing, or a report exists and `overwrite` is false.
-        DataError: broken records, or predictions and questions do not match.
-        ConfigError: an unknown profile.
+        UserError: a file is missing, broken or of other questions, a report exists, the profile or paper is unknown.
     """
     rules = profiles.get("standard" if profile == ALL else profile)
     _check_out(out, overwrite)
     asked = _records(questions, Question)
-    made_by = {str(path): _note(path) for path in (*_paths(predictions), *_paths(baseline or []))}
-    runs = {name: _grade(asked, one, rules, name, made_by.get(name)) for name, one in _runs(predictions, asked).items()}
-    first = next(iter(runs.values()))
-    numbers = paper.beside(published, asked) if published else None
-    against = None if baseline is None else _against(first, asked, rules, baseline, made_by)
-    result = building.build(first, rules, _provenance(questions, predictions, baseline), published=numbers)
-    result = replace(result, comparison=against)
-    if len(runs) > 1:
-        result = replace(result, **_several(runs, rules, made_by, seeds))
-    if profile != bridge.STANDARD:
-        result = replace(result, **_by_profile(first, profile, made_by, next(iter(runs))))
-    if out is not None:
-        writing.write(result, first, out, overwrite, latex)
-    return result
+    first, *more = _load(predictions, name, asked)
+    runs = {one.name: _grade(asked, one, rules) for one in (first, *more)}
+    graded, against = runs[first.name], _baseline(baseline, asked)
+    sources = {"questions": _paths(questions), "predictions": _paths(predictions), "baseline": _paths(baseline or [])}
+    beside = paper.beside(published, asked) if published else None
+    result = building.build(graded, rules, provenance.collect(sources), first.name, beside)
+    result = _identified(result, first.note, sources["questions"])
+    result = replace(result, **_several(runs, rules, [one.note for one in (first, *more)], seeds))
+    result = replace(result, **_by_profile(graded, profile, first.note))
+    if against:
+        known = f"{against.name} (baseline)" if against.name in runs else against.name
+        runs[known] = _grade(asked, against, rules)
+        result = replace(result, comparison=comparison.compare(runs[known], graded, rules.smoothing, against.name))
+    return result if out is None else writing.write(result, runs, out, overwrite=overwrite, latex=latex)
 
 
 def _several(
-    runs: Mapping[str, Sequence[grading.Graded]], rules: Profile, made_by: Mapping[str, object], seeds: bool | None
+    runs: Mapping[str, Sequence[grading.Graded]], rules: Profile, made_by: Sequence[object], seeds: bool | None
 ) -> dict[str, Any]:
     """Return the report's sections about several runs."""
+    if len(runs) < 2:
+        return {}
     if seeds is None:
-        seeds = notes.seeds_of_one_experiment([made_by.get(name) for name in runs])
+        seeds = notes.seeds_of_one_experiment(made_by)
     scores = {name: grading.score(graded, rules) for name, graded in runs.items()}
     return {
         "runs": scores,
@@ -106,65 +118,63 @@ def _several(
     }
 
 
-def _by_profile(
-    first: Sequence[grading.Graded], profile: str, made_by: Mapping[str, object], name: str
-) -> dict[str, Any]:
+def _by_profile(first: Sequence[grading.Graded], profile: str, note: object) -> dict[str, Any]:
     """Return the report's sections about other profiles than ours."""
-    wanted, note = profiles.names() if profile == ALL else [profile], made_by.get(name)
+    if profile == bridge.STANDARD:
+        return {}
+    wanted = profiles.names() if profile == ALL else [profile]
     scores, bridges = bridge.to_profiles(
-        first, wanted, notes.style(note), _option_order(note, name), notes.asks_for_explanations(note)
+        first, wanted, notes.style(note), provenance.option_order(note), notes.asks_for_explanations(note)
     )
     return {"bridges": bridges, **({"profiles": scores} if profile == ALL else {})}
 
 
-def _against(
-    first: Sequence[grading.Graded],
-    asked: Sequence[Question],
-    rules: Profile,
-    baseline: Predictions,
-    made_by: Mapping[str, object],
-) -> comparison.Comparison:
-    name = str(baseline) if isinstance(baseline, str | Path) else "the baseline"
-    other = _grade(asked, _predictions(baseline, asked), rules, name, made_by.get(name))
-    return comparison.compare(other, first, rules.smoothing, name)
+def _identified(report: building.FullReport, note: object, questions: Sequence[str | Path]) -> building.FullReport:
+    """Return the report with who it is about, and the curves of its training where the run lies on this machine."""
+    made_by = note if isinstance(note, Mapping) else {}
+    who = identity.identify(
+        made_by,
+        questions=str(questions[0]) if questions else "",
+        n=int(report.overall["n"]),  # type: ignore[arg-type]
+        profile=report.signature["profile"],
+        date=date.today().isoformat(),
+    )
+    run = made_by.get("run")
+    return replace(report, identity=who, training=training.curves(Path(run)) if isinstance(run, str) else {})
 
 
-def _grade(
-    asked: Sequence[Question], said: Sequence[Prediction], rules: Profile, name: str, note: object
-) -> list[grading.Graded]:
+def _grade(asked: Sequence[Question], run: Run, rules: Profile) -> list[grading.Graded]:
     try:
-        return grading.grade(asked, said, rules, _option_order(note, name), notes.asks_for_explanations(note))
+        order = provenance.option_order(run.note)
+        return grading.grade(asked, run.predictions, rules, order, notes.asks_for_explanations(run.note))
     except DataError as error:
-        raise DataError(f"{name}: {error}") from None
-
-
-def _option_order(note: object, name: str) -> str | None:
-    """Return the order in which predict showed the options, by the note beside its predictions."""
-    found = notes.prompt(note).get("option_order")
-    try:
-        if found is not None:
-            check_order(found)
-    except ValueError as error:
-        raise DataError(f"{name}.meta.json: {error}.") from None
-    return None if found is None else str(found)
+        raise DataError(f"{run.path or run.name}: {error}") from None
 
 
 def _records(source: Any, cls: type[T]) -> list[T]:
     return list(jsonl.read(source, cls)) if isinstance(source, str | Path) else list(source)
 
 
-def _predictions(source: Any, asked: Sequence[Question]) -> list[Prediction]:
-    return others.read(source, asked) if isinstance(source, str | Path) else list(source)
-
-
-def _runs(predictions: Any, asked: Sequence[Question]) -> dict[str, list[Prediction]]:
-    """Return the predictions of each file, or of the one set of records, by name."""
-    paths = _paths(predictions)
+def _load(predictions: Any, name: str | Sequence[str], asked: Sequence[Question]) -> list[Run]:
+    """Return the predictions of each file, or of the one set of records, with their names and notes."""
+    paths, given = _paths(predictions), [name] if isinstance(name, str) else list(name)
+    if given and (len(given) != max(len(paths), 1) or len(set(given)) < len(given)):
+        raise UserError(f"--name: {len(paths)} predictions need as many different names, got {', '.join(given)}.")
     if not paths:
-        return {"predictions": _predictions(predictions, asked)}
+        return [Run(given[0] if given else THIS, None, list(predictions), None)]
     if twice := [str(path) for i, path in enumerate(paths) if path in paths[:i]]:
         raise UserError(f"--predictions: {twice[0]} is given twice.")
-    return {str(path): _predictions(path, asked) for path in paths}
+    shown = given or ([THIS] if len(paths) == 1 else provenance.names(paths))
+    return [
+        Run(key, path, others.read(path, asked), provenance.made_by(path))
+        for key, path in zip(shown, paths, strict=True)
+    ]
+
+
+def _baseline(predictions: Predictions | None, asked: Sequence[Question]) -> Run | None:
+    if predictions is None:
+        return None
+    return _load(predictions, provenance.names(_paths(predictions)) or ["the baseline"], asked)[0]
 
 
 def _paths(source: Any) -> list[str | Path]:
@@ -178,31 +188,6 @@ def _check_out(out: str | Path | None, overwrite: bool) -> None:
         raise UserError(f"{out}: is a file, --out needs a folder.")
     for name in writing.NAMES:
         files.check_output(Path(out) / name, overwrite)
-
-
-def _provenance(questions: Any, predictions: Any, baseline: Any) -> dict[str, Any]:
-    """Return checksums of the files, how predictions were made where predict left a note, and versions."""
-    from importlib.metadata import version
-
-    libraries = {name: version(name) for name in ("rapidfuzz", "sacrebleu", "rouge-score", "jieba")}
-    sources = {"questions": questions, "predictions": predictions, "baseline": baseline or []}
-    return {
-        **{name: [_origin(path) for path in _paths(source)] for name, source in sources.items()},
-        "versions": {"cmexam_tune": __version__, "python": platform.python_version(), **libraries},
-    }
-
-
-def _origin(path: str | Path) -> dict[str, Any]:
-    origin: dict[str, Any] = {"path": str(path), "sha256": files.sha256(path)}
-    if (note := _note(path)) is not None:
-        origin["made_by"] = note
-    return origin
-
-
-def _note(path: str | Path) -> Any:
-    """Return what predict wrote beside its predictions, None where there is nothing."""
-    note = Path(f"{path}.meta.json")
-    return documents.read_json(note, "note of predict") if note.is_file() else None
 
 
 def main(argv: Sequence[str]) -> int | None:
@@ -224,6 +209,9 @@ def main(argv: Sequence[str]) -> int | None:
         "--published", metavar="EXAM", help=f"show published numbers beside the run: {', '.join(paper.names())}"
     )
     parser.add_argument(
+        "--name", action="append", default=[], help="what the run is called in the report; one for each --predictions"
+    )
+    parser.add_argument(
         "--seeds",
         action=argparse.BooleanOptionalAction,
         help="several files are seeds of one experiment: mean and deviation (default: as the notes beside them say)",
@@ -238,6 +226,7 @@ def main(argv: Sequence[str]) -> int | None:
         profile=args.profile,
         baseline=args.baseline,
         published=args.published,
+        name=args.name,
         latex=args.latex,
         seeds=args.seeds,
         overwrite=args.overwrite,
@@ -255,6 +244,8 @@ def _say(report: building.FullReport) -> None:
         cli.say(f"{count} questions, {scored} of them in the accuracy")
     if report.agreement:
         cli.say(f"\n{sections.agreement(report)}")
+    if report.pairs:
+        cli.say(f"\n{sections.pairs(report.pairs)}")
     if report.comparison:
         cli.say(f"\n{sections.comparison(report.comparison)}")
 

@@ -1,6 +1,8 @@
 """The written report: what it holds, that it is safe and self-contained, and the comparison of runs."""
 
+import base64
 import dataclasses
+import gzip
 import html.parser
 import json
 import random
@@ -58,8 +60,8 @@ def written(graded, other, tmp_path_factory):
     numbers = published.beside("cmexam", [one.question for one in graded])
     built = building.build(graded, "standard", {"questions": "测试"}, published=numbers)
     built = dataclasses.replace(built, comparison=comparison.compare(other, graded, name="zero | shot"))
-    paths = writing.write(built, graded, out, latex=True)
-    assert [path.name for path in paths] == ["report.json", "report.md", "report.html", "report.tex"]
+    writing.write(built, {"this run": graded, "zero | shot": other}, out, latex=True)
+    assert {path.name for path in out.iterdir()} == {"report.json", "report.md", "report.html", "report.tex"}
     return out
 
 
@@ -93,17 +95,25 @@ def test_json_holds_the_contract(written, graded):
     assert set(value["baselines"]) == {"uniform_subset", "uniform_single", "majority"}
 
 
-def test_page_survives_what_a_model_may_write(written, graded):
+def unpack(packed):
+    return packed if not isinstance(packed, str) else json.loads(gzip.decompress(base64.b64decode(packed)))
+
+
+def test_page_survives_what_a_model_may_write(written, graded, other):
     text = (written / "report.html").read_text(encoding="utf-8")
     found = Scripts()
     found.feed(text)
     assert len(found.scripts) == 2
     assert not [tag for tag, _ in found.tags if tag in ("img", "link", "iframe")]
     data = json.loads(found.scripts[0])
-    assert data["items"][3][5] == EVIL
-    assert [item[0] for item in data["items"]] == [one.question.id for one in graded]
-    assert [item[4] for item in data["items"]] == [one.answer for one in graded]
-    assert data["items"][1][7] == list(graded[1].question.facets.values())
+    index, items = unpack(data["index"]), [item for block in data["blocks"] for item in unpack(block)]
+    assert items[3][3][0] == EVIL
+    assert [item[0] for item in items] == [one.question.stem for one in graded]
+    assert index["ids"] == [one.question.id for one in graded]
+    assert index["answers"] == [[one.answer for one in run] for run in (graded, other)]
+    assert [index["values"][f][index["of"][f][1]] for f in (0, 1)] == list(graded[1].question.facets.values())
+    flips = comparison.compare(other, graded)
+    assert data["flips_of"] == [{"runs": [0, 1], "only": [len(flips.gained), len(flips.lost)], "p": flips.mcnemar_p}]
     assert "http:" not in text
     assert "https:" not in text
     assert not [attrs for _, attrs in found.tags if "src" in attrs or "href" in attrs]
@@ -112,9 +122,11 @@ def test_page_survives_what_a_model_may_write(written, graded):
 def test_page_cuts_endless_outputs():
     asked = questions(1)
     long = grading.grade(asked, [Prediction("q:0", "答案: A" + "啊" * 100_000)], "standard")
-    text = page.page(building.build(long, "standard", {}), long)
-    assert "100,005 characters in all" in text
+    text = page.page(building.build(long, "standard", {}), {"this run": long})
     assert len(text) < 100_000
+    found = Scripts()
+    found.feed(text)
+    assert "100,005 characters in all" in unpack(json.loads(found.scripts[0])["blocks"][0])[0][3][0]
 
 
 def test_markdown_and_latex(written):
@@ -135,9 +147,9 @@ def test_nothing_is_overwritten(written, graded):
     built = building.build(graded, "standard", {})
     before = (written / "report.json").read_bytes()
     with pytest.raises(UserError, match=r"exists\. Add --overwrite"):
-        writing.write(built, graded, written)
+        writing.write(built, {"this run": graded}, written)
     assert (written / "report.json").read_bytes() == before
-    writing.write(built, graded, written, overwrite=True)
+    writing.write(built, {"this run": graded}, written, overwrite=True)
     assert (written / "report.json").read_bytes() != before
 
 
@@ -150,7 +162,7 @@ def test_unanswered_questions_make_a_report(tmp_path):
     asked = [Question(str(i), "题干", {"A": "甲", "B": "乙"}, None, facets={"exam_type": "护理考试"}) for i in range(3)]
     none = grading.grade(asked, [Prediction(one.id, "答案: A") for one in asked], "standard")
     built = building.build(none, "standard", {})
-    writing.write(built, none, tmp_path / "new", latex=True)
+    writing.write(built, {"this run": none}, tmp_path / "new", latex=True)
     assert built.overall["accuracy"] is None
     assert built.baselines == {}
     assert "| this run | 3 | - |" in (tmp_path / "new" / "report.md").read_text(encoding="utf-8")

@@ -128,7 +128,7 @@ def _cmexam(caveat: str, _words: Sequence[str]) -> Published:
     overall = table("cmexam", "table3")
     return Published(
         source=overall.title,
-        of=_yaml()["cmexam"]["split"],
+        n=_yaml()["cmexam"]["questions"]["n"],
         rows=tuple({"name": line.name, **line.values} for line in overall.lines),
         facets=tuple(facets),
         lengths=tuple(_yaml()["cmexam"]["figure3"]["higher_accuracy_between"]),
@@ -147,7 +147,7 @@ def _cmb(caveat: str, words: Sequence[str]) -> Published:
     ]
     return Published(
         source=f"{_yaml()['cmb']['source']}, Tables 3 and 4, {SETTINGS[setting]}, {shots or 'zero'}-shot",
-        of=_yaml()["cmb"]["split"],
+        n=_yaml()["cmb"]["questions"]["n"],
         rows=tuple(sorted(rows, key=lambda row: -row["accuracy_macro"])),
         facet=_yaml()["cmb"]["facet"],
         metric="accuracy_macro",

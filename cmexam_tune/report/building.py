@@ -7,6 +7,8 @@ from typing import Any
 from cmexam_tune import profiles
 from cmexam_tune.core.schema import Report, Scores
 from cmexam_tune.profiles import Profile
+from cmexam_tune.report.explanations import Consistency, consistency
+from cmexam_tune.report.identity import Identity
 from cmexam_tune.report.published import Published
 from cmexam_tune.scoring import baselines, breakdowns, comparison, grading
 from cmexam_tune.scoring.bridge import Bridge
@@ -14,7 +16,10 @@ from cmexam_tune.scoring.comparison import Comparison, Pair, Spread
 from cmexam_tune.scoring.grading import Graded
 from cmexam_tune.scoring.letters import PartialCredit, partial_credit
 
-_OPTIONAL = ("runs", "summary", "agreement", "flips", "ranking", "pairs", "bridges", "comparison", "profiles")
+_OPTIONAL = (
+    "runs", "summary", "agreement", "flips", "ranking", "pairs", "bridges", "comparison", "profiles", "identity",
+    "explanations", "training",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,11 @@ class FullReport(Report):
     comparison: Comparison | None = None
     profiles: Mapping[str, Scores] = field(default_factory=dict)
     """The same outputs by every profile."""
+    identity: Identity | None = None
+    explanations: Consistency | None = None
+    """Whether explanations argue for the answer above them."""
+    training: Mapping[str, Sequence[tuple[int, float]]] = field(default_factory=dict)
+    """Curves of the run that made the predictions: name -> (step, value)."""
 
     def to_pandas(self) -> Any:
         """Return the scores as a `pandas.DataFrame`: one line overall and one for each value of each facet."""
@@ -58,7 +68,13 @@ class FullReport(Report):
 
     def to_dict(self) -> dict[str, Any]:
         """Return what report.json holds; sections that were not asked for are left out."""
-        return {key: value for key, value in asdict(self).items() if value or key not in _OPTIONAL}
+        found = {key: value for key, value in asdict(self).items() if value or key not in _OPTIONAL}
+        if self.bridges:
+            # Thousands of questions for each profile: the page opens them, `scoring.bridge` returns them.
+            found["bridges"] = {
+                name: {**one, "differing": len(one["differing"])} for name, one in found["bridges"].items()
+            }
+        return found
 
 
 def build(
@@ -94,6 +110,7 @@ def build(
         by_length=breakdowns.by_length(graded, score),
         confusion=breakdowns.confusion(graded),
         partial_credit=partial_credit(graded),
+        explanations=consistency(graded),
         name=name,
         published=published,
     )

@@ -2,29 +2,32 @@
 
 import html
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from cmexam_tune.report import sections
+from cmexam_tune.metrics import significance
+from cmexam_tune.report import packing, sections
 from cmexam_tune.report.building import FullReport
 from cmexam_tune.report.headings import COLUMNS, HEADINGS
 from cmexam_tune.scoring.grading import Graded
 
 PAGE = Path(__file__).with_name("assets")
-SCRIPTS = ("report",)
+SCRIPTS = (
+    "base", "charts", "headline", "compared", "runs", "facets", "length", "training", "confusion", "explanations",
+    "profiles", "store", "questions", "method", "main",
+)  # fmt: skip
 """The page's script, in the order in which its files are joined."""
-LONGEST = 4000
-"""Characters of an output that are shown; a model that never stops must not make the page unusable."""
 
 
-def page(report: FullReport, graded: Sequence[Graded]) -> str:
+def page(report: FullReport, runs: packing.Runs) -> str:
     """Return report.html.
 
     Args:
         report: What is shown.
-        graded: Questions, predictions and how they were read, for the error browser.
+        runs: Name -> graded questions of every run, for the cards; the first is what the report is about.
     """
     facets = list(report.by_facet)
     data = {
@@ -32,13 +35,18 @@ def page(report: FullReport, graded: Sequence[Graded]) -> str:
         "headings": {key: asdict(heading) for key, heading in HEADINGS.items()},
         "columns": COLUMNS,
         "facets": facets,
-        "items": [_item(one, facets) for one in graded],
+        "run_names": list(runs),
+        "flips_of": _pairs(runs),
+        "index": packing.index(runs, facets, tuple(report.bridges.values())),
+        "block": packing.BLOCK,
+        "blocks": packing.blocks(runs),
     }
-    script = "".join((PAGE / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS)
+    script = "\n".join((PAGE / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS)
     parts = {
+        "TITLE": html.escape(report.name),
         "NOSCRIPT": html.escape(sections.markdown(report)),
         "STYLE": (PAGE / "report.css").read_text(encoding="utf-8"),
-        "SCRIPT": script,
+        "SCRIPT": f'"use strict";\n{script}',
         # Output of a model may hold anything, "</script>" too: no < of the data reaches the HTML parser.
         "DATA": json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c"),
     }
@@ -47,19 +55,11 @@ def page(report: FullReport, graded: Sequence[Graded]) -> str:
     return before + "".join(parts[name] + tail for name, tail in (piece.split("}}", 1) for piece in rest))
 
 
-def _item(one: Graded, facets: Sequence[str]) -> list[Any]:
-    question = one.question
-    return [
-        question.id,
-        question.stem,
-        list(question.options.items()),
-        question.answer,
-        one.answer,
-        _cut(one.prediction.text),
-        _cut(question.explanation or ""),
-        [question.facets.get(facet, "") for facet in facets],
-    ]
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}… ({len(text):,} characters in all)"
+def _pairs(runs: Mapping[str, Sequence[Graded]]) -> list[dict[str, Any]]:
+    """Return for each two runs how many questions only one of them answered right, and McNemar's exact p."""
+    right = [{one.question.id for one in graded if one.correct} for graded in runs.values()]
+    found = []
+    for a, b in combinations(range(len(right)), 2):
+        only = len(right[a] - right[b]), len(right[b] - right[a])
+        found.append({"runs": [a, b], "only": only, "p": significance.mcnemar(*only)})
+    return found

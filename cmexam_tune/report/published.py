@@ -22,8 +22,8 @@ class Published:
     """Published numbers beside a run, in percent."""
 
     source: str
-    of: str
-    """Which questions the numbers are of."""
+    n: int
+    """Questions of the paper's test split, which the numbers are of."""
     rows: tuple[Mapping[str, Any], ...]
     """{"name":, metric: number, ...} of each model; KEY_std is the printed ±."""
     facets: tuple[FacetNumbers, ...] = ()

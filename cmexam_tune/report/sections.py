@@ -9,7 +9,9 @@ from cmexam_tune.report.headings import COLUMNS, cell, short
 from cmexam_tune.report.published import Published
 from cmexam_tune.report.table import Table, escape_markdown
 from cmexam_tune.scoring.breakdowns import Breakdown, Cell
-from cmexam_tune.scoring.comparison import Comparison
+from cmexam_tune.scoring.bridge import Bridge
+from cmexam_tune.scoring.comparison import Comparison, Pair
+from cmexam_tune.scoring.letters import PartialCredit
 
 BASELINES = {
     "uniform_subset": "Random set of letters",
@@ -27,8 +29,11 @@ def tables(report: FullReport) -> list[Table]:
         *([intervals(report)] if report.intervals else []),
         *([_scores("Runs", columns, report.runs)] if report.runs else []),
         *([_scores("The same outputs by every profile", columns, report.profiles)] if report.profiles else []),
+        *([bridges(tuple(report.bridges.values()))] if report.bridges else []),
         *([summary(report)] if report.summary else []),
         *([agreement(report)] if report.agreement else []),
+        *([pairs(report.pairs)] if report.pairs else []),
+        *([credit(report.partial_credit)] if "multiple" in report.partial_credit else []),
         *([baselines(report)] if report.baselines else []),
         *([published(report.published, report.overall)] if report.published else []),
         *([comparison(report.comparison)] if report.comparison else []),
@@ -64,6 +69,31 @@ def intervals(report: FullReport) -> Table:
         ((report.name, *(cell(key, value) for key, value in report.intervals.items())),),
         "95% intervals of the text metrics (bootstrap)",
     )
+
+
+def bridges(found: Sequence[Bridge]) -> Table:
+    """Return how far each profile is from the standard one, in points of percent: the steps add up."""
+    head = ("", "standard", "subset", "reading", "denominator", "average", "theirs", "read differently")
+    lines = tuple(
+        (
+            f"{one.profile} *" if one.mark else one.profile,
+            cell("", one.standard),
+            *(_points(step) for step in (one.by_subset, one.by_reading, one.by_denominator, one.by_average)),
+            cell("", one.theirs),
+            str(len(one.differing)),
+        )
+        for one in found
+    )
+    marks = sorted({one.mark.split(", not")[0] for one in found if one.mark})
+    note = "In points of percent; subset: " + "; ".join(
+        f"{one.profile} {one.subset}" for one in found if one.subset != "all questions"
+    )
+    note += f". * {', '.join(marks)}, which are not the words of that script" if marks else ""
+    return Table(head, lines, "From the standard score to every profile's", note)
+
+
+def _points(step: float | None) -> str:
+    return "-" if step is None else f"{step:+.2f}"
 
 
 def summary(report: FullReport) -> Table:
@@ -112,14 +142,47 @@ def _warning(numbers: Published) -> str:
 def comparison(found: Comparison) -> Table:
     """Return the differences from another run."""
     lines = tuple(
-        (short(name), f"{one.difference:+.2f}", f"{one.low:+.2f} to {one.high:+.2f}", f"{one.p_value:.4f}")
+        (short(name), f"{one.difference:+.2f}", f"{one.low:+.2f} to {one.high:+.2f}", one.p_text)
         for name, one in found.metrics.items()
     )
     title = (
         f"Against {found.name}: {len(found.gained)} questions newly right, {len(found.lost)} newly wrong, "
         f"exact McNemar p = {found.mcnemar_p:.4g}"
     )
-    return Table(("", "difference", "95% interval", "p (paired bootstrap)"), lines, title)
+    notes = [] if found.smallest_difference is None else [smallest(found.n, found.smallest_difference)]
+    notes += [] if found.clusters is None else [f"{found.clusters} groups of questions were drawn together"]
+    return Table(("", "difference", "95% interval", "p"), lines, title, ". ".join(notes))
+
+
+def smallest(n: int, difference: float) -> str:
+    """Return what these questions can show, in words."""
+    return f"With these {n} questions a difference of {difference:.1f} points would be found four times out of five"
+
+
+def pairs(found: Sequence[Pair]) -> Table:
+    """Return each two runs, corrected for being several."""
+    lines = tuple(
+        (
+            f"{one.first} | {one.second}",
+            f"{one.difference:+.2f}",
+            f"{one.p_value:.4g}",
+            f"{one.adjusted_p:.4g}",
+            "-" if one.smallest_difference is None else f"{one.smallest_difference:.1f}",
+        )
+        for one in found
+    )
+    head = ("", "difference", "p (McNemar)", "p (Holm)", "smallest difference found")
+    return Table(head, lines, "Each two runs", "The smallest difference is what would be found four times out of five")
+
+
+def credit(found: Mapping[str, PartialCredit]) -> Table:
+    """Return exact scores beside credit for a part of the right letters."""
+    lines = tuple(
+        (name, str(one.n), *(f"{value:.2f}" for value in (one.accuracy, one.jaccard, one.precision, one.recall)))
+        for name, one in found.items()
+    )
+    head = ("right letters", "n", "exact", "Jaccard", "precision of letters", "recall of letters")
+    return Table(head, lines, "Questions with one and with several right letters")
 
 
 def breakdown(one: Breakdown, columns: Sequence[str], numbers: Published | None) -> Table:

@@ -1,31 +1,35 @@
 """The files of a report: JSON, Markdown, HTML and LaTeX."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 from cmexam_tune.core.files import atomic_write, check_output
 from cmexam_tune.report import page, sections
 from cmexam_tune.report.building import FullReport
-from cmexam_tune.scoring.grading import Graded
+from cmexam_tune.report.packing import Runs
 
 NAMES = ("report.json", "report.md", "report.html", "report.tex")
 
 
 def write(
-    report: FullReport, graded: Sequence[Graded], out: str | Path, overwrite: bool = False, latex: bool = False
-) -> list[Path]:
+    report: FullReport,
+    runs: Runs,
+    out: str | Path,
+    *,
+    overwrite: bool = False,
+    latex: bool = False,
+) -> FullReport:
     """Write report.json, report.md, report.html and with `latex` report.tex to the folder `out`.
 
     Args:
         report: What `building.build` returned.
-        graded: The questions and predictions of the error browser.
+        runs: Name -> graded questions of every run that can be looked at; the first is what the report is about.
         out: Folder, made where it is missing.
         overwrite: Replace reports that lie there.
         latex: Also write tables for a paper.
 
     Returns:
-        The files written.
+        The report.
 
     Raises:
         UserError: a report is there and `overwrite` is false.
@@ -33,7 +37,7 @@ def write(
     texts = {
         "report.json": json.dumps(report.to_dict(), ensure_ascii=False, indent=2) + "\n",
         "report.md": sections.markdown(report),
-        "report.html": page.page(report, graded),
+        "report.html": page.page(report, runs),
     }
     if latex:
         texts["report.tex"] = sections.latex(report)
@@ -43,4 +47,4 @@ def write(
             handle.write(text)
     for name in set(NAMES) - set(texts):
         (Path(out) / name).unlink(missing_ok=True)  # of the report that was replaced
-    return paths
+    return report

@@ -1,0 +1,68 @@
+// What every section uses: the report, words in two languages, numbers, tables.
+
+const R = JSON.parse(document.getElementById("data").textContent);
+const root = document.documentElement;
+const overall = R.overall;
+const byId = id => document.getElementById(id);
+const isChinese = () => root.dataset.lang === "zh";
+
+const ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;"};
+const escape = text => String(text).replace(/[&<>"']/g, character => ENTITIES[character]);
+
+// Both languages stand in the page; the style shows one of them.
+const both = (en, zh) => en === zh ? en : `<span class="en">${en}</span><span class="zh">${zh}</span>`;
+const word = (en, zh) => isChinese() ? zh : en;
+
+function heading(key) {
+  const names = R.headings[key];
+  return names ? both(escape(names.en), escape(names.zh)) : escape(key);
+}
+
+const count = value => Number(value).toLocaleString("en");
+
+function number(value, key, digits = 1) {
+  if (value == null) return "–";
+  if (Array.isArray(value)) return `<span class="nowrap">${value.map(end => end.toFixed(1)).join("–")}</span>`;
+  if (typeof value !== "number") return escape(value);
+  const kind = (R.headings[key] || {}).kind;
+  if (kind === "count") return count(value);
+  return (kind === "fraction" ? value * 100 : value).toFixed(digits);
+}
+
+const signed = (value, digits = 1) => (value > 0 ? "+" : value < 0 ? "−" : "±") + Math.abs(value).toFixed(digits);
+
+// Columns that this report has; on a narrow screen only the first of them are shown.
+const shownColumns = R.columns.filter(key => overall[key] != null);
+const NARROW = ["n", "accuracy", "accuracy_ci"];
+
+const sections = [];
+function section(id, en, zh, html) {
+  sections.push({id, en, zh});
+  byId("main").insertAdjacentHTML("beforeend", `<section id="${id}"><h2>${both(en, zh)}</h2>${html}</section>`);
+}
+
+// A cell is {html, sort} or plain HTML; a line is {cells, go, small}.
+function table(head, lines, {sortable = true, wide = []} = {}) {
+  const hide = i => wide.includes(i) ? ' class="wide"' : "";
+  const headCells = head.map((text, i) => `<th${hide(i)}>${text}</th>`).join("");
+  const body = lines.map(line => {
+    const attributes = line.go ? ` data-go="${escape(JSON.stringify(line.go))}" tabindex="0" class="go${line.small ? " small" : ""}"` : "";
+    const cells = line.cells.map((cell, i) => {
+      const {html, sort} = typeof cell === "object" ? cell : {html: cell, sort: cell};
+      return `<td${hide(i)} data-sort="${escape(sort)}">${html}</td>`;
+    });
+    return `<tr${attributes}>${cells.join("")}</tr>`;
+  });
+  return `<div class="scroll"><table class="${sortable ? "sort" : ""}"><thead><tr>${headCells}</tr></thead><tbody>${body.join("")}</tbody></table></div>`;
+}
+
+const sortKey = value => value == null ? -1 : Array.isArray(value) ? value[0] : value;
+
+function scoreTable(entries, columns = shownColumns) {
+  const wide = columns.map((key, i) => NARROW.includes(key) ? null : i + 1).filter(i => i != null);
+  const lines = entries.map(({name, scores, ...rest}) => ({
+    cells: [{html: name, sort: rest.sort ?? name}, ...columns.map(key => ({html: number(scores[key], key), sort: sortKey(scores[key])}))],
+    ...rest,
+  }));
+  return table(["", ...columns.map(heading)], lines, {wide});
+}

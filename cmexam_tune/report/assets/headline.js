@@ -1,0 +1,56 @@
+// Who this is, and the number that everybody looks for first.
+
+const TEXT_METRICS = ["bleu1", "bleu4", "rouge1", "rouge2", "rougeL"];
+
+function identityList() {
+  const who = R.identity;
+  if (!who) return "";
+  const facts = [
+    [both("Model", "模型"), who.model],
+    [both("Fine-tuned", "微调"), [who.method, who.adapter].filter(Boolean).join(": ")],
+    [both("Data", "数据"), `${who.questions || ""} (n = ${count(who.n)})`],
+    [both("Prompt", "提示"), [who.prompt, who.mode].filter(Boolean).join(", ")],
+    [both("Scored by", "评分规则"), who.profile],
+    [both("Date", "日期"), who.date],
+  ];
+  return `<dl class="who">${facts.filter(([, text]) => text).map(([name, text]) => `<div><dt>${name}</dt><dd>${escape(text)}</dd></div>`).join("")}</dl>`;
+}
+
+function accuracySentence() {
+  const interval = overall.accuracy_ci, scored = count(overall.scored ?? overall.n);
+  if (!interval) return both("The answers of these questions are not published, so there is no accuracy.", "这些题目的答案未公布，因此没有正确率。");
+  const ends = interval.map(end => end.toFixed(1));
+  return both(
+    `${number(overall.accuracy)}% of ${scored} questions with a known answer were answered right. With ${scored} questions, accuracies between <b>${ends[0]}% and ${ends[1]}%</b> are compatible with this result (95% Wilson interval). A question with several right letters counts only when exactly these were given.`,
+    `在 ${scored} 道有标准答案的题目中答对 ${number(overall.accuracy)}%。按此题量，与该结果相容的真实正确率在 <b>${ends[0]}% 至 ${ends[1]}%</b> 之间（95% Wilson 区间）。多选题须全部选对且不多选才算对。`);
+}
+
+function textSentence() {
+  if (!overall.explanations) return "";
+  const n = count(overall.explanations);
+  return both(
+    ` BLEU and ROUGE (0 to 100) measure how far the wording of ${n} explanations overlaps with the reference, not whether an explanation is medically right.`,
+    `BLEU 与 ROUGE（0–100）衡量 ${n} 条解析与参考解析在字面上的重合程度，不代表医学上是否正确。`);
+}
+
+// Questions with several right letters: the exact score beside credit for a part of them.
+function letters() {
+  if (!R.partial_credit.multiple) return "";
+  const names = {all: ["all", "全部"], single: ["one right letter", "单选"], multiple: ["several right letters", "多选"]};
+  const lines = Object.entries(R.partial_credit).map(([key, one]) => ({cells: [both(...names[key]), count(one.n), ...["accuracy", "jaccard", "precision", "recall"].map(name => number(one[name]))]}));
+  return table(["", both("Questions", "题数"), both("Exact %", "完全正确 %"), "Jaccard %", both("Precision of letters %", "选项精确率 %"), both("Recall of letters %", "选项召回率 %")], lines, {sortable: false, wide: [4, 5]});
+}
+
+function headline() {
+  const fact = (key, title, value) => {
+    const interval = R.intervals[key] ? `<small>${number(R.intervals[key])}</small>` : "";
+    return `<div class="fact"><b>${value}</b>${title}${interval}</div>`;
+  };
+  const facts = [
+    fact("answered", both("readable outputs", "可解析的输出"), overall.n ? `<span class="nowrap">${count(overall.answered)}<small> / ${count(overall.n)}</small></span>` : "–"),
+    ...["accuracy_macro", "weighted_f1", ...TEXT_METRICS].filter(key => overall[key] != null).map(key => fact(key, heading(key), number(overall[key], key))),
+  ];
+  section("headline", escape(R.name === "this run" ? "Result" : R.name), escape(R.name === "this run" ? "结果" : R.name), `${identityList()}
+    <div class="top"><div><div class="big">${number(overall.accuracy)}<small>%</small></div><div>${both("answered exactly right", "完全答对")}</div></div>${facts.join("")}</div>
+    <p class="lead">${accuracySentence()}${textSentence()}</p>${letters()}`);
+}

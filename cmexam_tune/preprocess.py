@@ -75,7 +75,7 @@ def preprocess(  # noqa: PLR0913 - one argument for each flag of the program
         out: the folder, made where needed.
         answers: second file with the answers (cmb test).
         columns: what `--map` says: `stem=题干,facet:科室=科室`.
-        styles: names or ids of `prompts.STYLES` to render.
+        styles: names or ids of `prompts.STYLES` to render, or prompt files with own words (`mine.yaml`).
         format: keys of the rendered rows, see `FORMATS`.
         split: also write parts.
         overwrite: replace files of an earlier call.
@@ -87,8 +87,7 @@ def preprocess(  # noqa: PLR0913 - one argument for each flag of the program
         UserError: a file cannot be used, an output exists, a name is unknown; then nothing is written.
     """
     module, fields = exams.load(exam, columns)
-    for style in styles:
-        prompts.style_named(style)
+    wanted = dict(map(prompts.style_given, styles))
     if format not in FORMATS:
         raise ConfigError(f"--format: {format!r} is unknown; known: {', '.join(FORMATS)}.")
     second = check_input(answers, "file of answers") if answers is not None else None
@@ -97,7 +96,7 @@ def preprocess(  # noqa: PLR0913 - one argument for each flag of the program
         sources, known, others = _sources.sort_out(found, fields)
         kept = [source.path for source in found] + ([second] if second else [])
         with write_together(Path(out), "preprocess", overwrite, kept) as claim:
-            job = _Job(module, tuple(dict.fromkeys(styles)), FORMATS[format], claim, split)
+            job = _Job(module, wanted, FORMATS[format], claim, split)
             reports = {}
             for source in sources:
                 joined = second or _sources.answers_for(source, fields, known)
@@ -112,7 +111,7 @@ class _Job:
     """What is the same for every input file."""
 
     exam: exams.Exam
-    styles: tuple[str, ...]
+    styles: Mapping[str, prompts.Style]
     shape: Callable[[Example], object]
     claim: Callable[[str], Path]
     """Returns where to write the output file of that name."""
@@ -133,10 +132,10 @@ def _questions(job: _Job, source: _sources.Source, answers: Path | None) -> dict
             job.duplicates.add(source.name, question)
             cases.add(kept, question)
             kept += 1
-            for style in job.styles:
-                reason = _write_example(handles[style], question, style, job.shape)
-                written[style] += not reason
-                skipped[style].update([reason] if reason else [])
+            for name, style in job.styles.items():
+                reason = _write_example(handles[name], question, style, job.shape)
+                written[name] += not reason
+                skipped[name].update([reason] if reason else [])
     _mark_groups(targets["questions"], source.name, cases)
     report = _report(source, kept, rows)
     report["questions_sha256"] = sha256(targets["questions"])
@@ -183,7 +182,9 @@ def _write_parts(job: _Job, name: str, path: Path, split: Split) -> dict[str, in
     return {part: parts.count(part) for part in split.shares}
 
 
-def _write_example(handle: IO[str], question: Question, style: str, shape: Callable[[Example], object]) -> str | None:
+def _write_example(
+    handle: IO[str], question: Question, style: prompts.Style, shape: Callable[[Example], object]
+) -> str | None:
     """Write the question in a style; return the reason where that cannot be."""
     if question.answer is None:
         return NO_PUBLISHED_ANSWER
@@ -268,7 +269,7 @@ def main(argv: Sequence[str]) -> int | None:
     parser.add_argument("--answers", metavar="FILE", help="cmb: second file that holds the answers, joined by id")
     parser.add_argument("--map", metavar="FIELD=COLUMN,...", help="which columns to read, see below")
     parser.add_argument(
-        "--styles", default="", metavar="1,4", help=f"also write prompts in these styles: {', '.join(prompts.STYLES)}"
+        "--styles", default="", metavar="1,4", help=f"also write prompts: {', '.join(prompts.STYLES)}, or own.yaml"
     )
     parser.add_argument("--format", choices=list(FORMATS), default="prompt", help="keys of the prompts (%(default)s)")
     parser.add_argument("--split", metavar="train=0.8,val=0.2", help="also write these parts; cases stay whole")

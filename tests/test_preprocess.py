@@ -89,6 +89,19 @@ def test_what_is_written_and_reported(val, tmp_path, capsys):
     assert "kept 2 of 4 rows" in printed and "no answer 1" in printed and "skipped 1 (no explanation)" in printed
 
 
+def test_own_words_and_questions_without_explanation(val, tmp_path):
+    own, out = tmp_path / "mine.yaml", tmp_path / "out"
+    own.write_text('ask: "{question}？\\n{options}"\nwrite: "选{letters}"\n', encoding="utf-8")
+    assert call("cmexam", "--input", val, "--out", out, "--styles", f"zeroshot,{own}") == 0
+    assert [row["completion"] for row in lines(out / "val.mine.jsonl")] == ["选B", "选AD"]
+    assert lines(out / "val.mine.jsonl")[0]["prompt"].startswith("第一题？\nA 甲\nB ")
+    assert [row["completion"] for row in lines(out / "val.zeroshot.jsonl")] == ["答案：B\n解释：理由", "答案：AD"]
+    own.write_text("ask: {{options}}\n", encoding="utf-8")
+    assert call("cmexam", "--input", val, "--out", out, "--styles", own, "--overwrite") == 2
+    own.write_text('ask: "{options}"\n', encoding="utf-8")
+    assert call("cmexam", "--input", val, "--out", out, "--styles", own, "--overwrite") == 2
+
+
 @pytest.mark.parametrize("form", list(preprocess.FORMATS))
 def test_formats_hold_what_render_gives(val, tmp_path, form):
     preprocess.preprocess("cmexam", [val], tmp_path / "out", styles=["4"], format=form)

@@ -15,6 +15,7 @@ from cmexam_tune.prompts.styles import (
     prompt,
     render,
     shorten_stem,
+    style_given,
     style_named,
     style_of,
 )
@@ -35,6 +36,7 @@ __all__ = [
     "prompt",
     "render",
     "shorten_stem",
+    "style_given",
     "style_named",
     "style_of",
     "template",

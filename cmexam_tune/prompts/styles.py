@@ -9,8 +9,9 @@ text is kept whole (released: its last word), and a question that a style cannot
 
 import dataclasses
 from dataclasses import dataclass
+from pathlib import Path
 
-from cmexam_tune.core.config import PromptConfig
+from cmexam_tune.core.config import PromptConfig, words
 from cmexam_tune.core.errors import ConfigError, DataError
 from cmexam_tune.core.schema import Example, Question
 from cmexam_tune.core.variants import suggest
@@ -129,6 +130,27 @@ def style_of(prompt: PromptConfig) -> Style:
     if prompt.ask is not None:
         style = dataclasses.replace(style, ask=prompt.ask, ask_by_kind=())
     return style if prompt.write is None else dataclasses.replace(style, write=prompt.write, write_unexplained=None)
+
+
+def style_given(name: str) -> tuple[str, Style]:
+    """Return a style with the name that its files get: a style's own name or id, or a prompt file of own words.
+
+    Raises:
+        UserError: unknown style, or a prompt file (`*.yaml`) that cannot be used.
+    """
+    path = Path(name)
+    if path.suffix not in (".yaml", ".yml"):
+        return name, style_named(name)
+    if path.stem == "questions":
+        raise ConfigError(
+            f"{path}: `questions` is what the questions file is called. Give the prompt file another name."
+        )
+    texts = words.read_file(path)
+    try:
+        own = style_of(PromptConfig("answer", 1, 1, ask=texts.get("ask"), write=texts.get("write")))
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}.") from None
+    return path.stem, dataclasses.replace(own, name=path.stem)
 
 
 def prompt(question: Question, style: str | Style) -> str:

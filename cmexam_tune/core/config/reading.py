@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from cmexam_tune.core import documents, variants
-from cmexam_tune.core.config import external, ranges
+from cmexam_tune.core.config import external, ranges, words
 from cmexam_tune.core.config.overrides import parse_override, rename_aliases
 from cmexam_tune.core.config.sections import (
     CLASSES,
@@ -96,12 +96,7 @@ def _own_words(values: dict[str, Any], path: Path) -> None:
     file = beside if beside.is_file() else Path(str(name))
     if not file.is_file():
         raise ConfigError(f"{path}: prompt.file: {name}: no such file, neither beside the recipe nor in {Path.cwd()}.")
-    texts = read_mapping(file)
-    if not texts or {*texts} - {"ask", "write"} or not all(isinstance(text, str) for text in texts.values()):
-        raise ConfigError(
-            f"{file}: a prompt file holds the texts `ask` and `write`, found {', '.join(texts) or 'none'}."
-        )
-    values["prompt"] = {**texts, **prompt}
+    values["prompt"] = {**words.read_file(file), **prompt}
 
 
 def _check_trust(path: Path, values: Mapping[str, Any], changes: Sequence[Mapping[str, Any]]) -> None:

@@ -1,8 +1,11 @@
-"""Checks of what a user writes into the section `prompt`: own words, and the order of options."""
+"""What a user writes into the section `prompt`: own words, from a file too, and the order of options."""
 
 import re
 import string
+from pathlib import Path
 
+from cmexam_tune.core import documents
+from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.core.variants import suggest
 
 ASK = ("question", "options", "option_str", "exam", "question_type")
@@ -10,6 +13,21 @@ ASK = ("question", "options", "option_str", "exam", "question_type")
 WRITE = ("letters", "text", "explanation")
 """Fields of the text that is to be written."""
 TWICE = "A brace that is only a brace is written twice: {{ or }}"
+
+
+def read_file(path: Path) -> dict[str, str]:
+    """Return the texts of a prompt file: `ask`, `write` or both.
+
+    Raises:
+        UserError: the file cannot be read, or holds something else.
+    """
+    texts = documents.read_yaml(path, "prompt file")
+    if not isinstance(texts, dict) or not texts or {*texts} - {"ask", "write"}:
+        found = ", ".join(map(str, texts)) if isinstance(texts, dict) else type(texts).__name__
+        raise ConfigError(f"{path}: a prompt file holds the texts `ask` and `write`, found {found or 'nothing'}.")
+    if wrong := [name for name, text in texts.items() if not isinstance(text, str)]:
+        raise ConfigError(f"{path}: {wrong[0]}: a text is needed, found {type(texts[wrong[0]]).__name__}.")
+    return texts
 
 
 def check_text(text: str, key: str, known: tuple[str, ...], needed: tuple[str, ...]) -> None:

@@ -52,14 +52,17 @@ def name_of(path: Path) -> str:
 MODULES = {name_of(path): path for path in FILES}
 
 
-def imported(path: Path, everywhere: bool = True) -> set[str]:
-    """Return imported names; without `everywhere` only those that importing the module imports."""
+def imported(path: Path, everywhere: bool = True, typing: bool = False) -> set[str]:
+    """Return imported names; without `everywhere` only those that importing the module imports.
+
+    With `typing` also what only type checkers see: a reader follows it too.
+    """
     module = tree(path)
     found: set[str] = set()
     stack: list[ast.AST] = list(module.body)
     while stack:
         node = stack.pop()
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test) and not typing:
             continue
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
@@ -72,9 +75,9 @@ def imported(path: Path, everywhere: bool = True) -> set[str]:
     return found
 
 
-def own(path: Path, everywhere: bool = True) -> set[Path]:
-    """Return the files of this package that a file imports; what only type checkers see does not count."""
-    found = {MODULES[name] for name in imported(path, everywhere) if name in MODULES}
+def own(path: Path) -> set[Path]:
+    """Return the files of this package that a file imports."""
+    found = {MODULES[name] for name in imported(path, typing=True) if name in MODULES}
     return found - {path, PACKAGE / "__init__.py"}
 
 

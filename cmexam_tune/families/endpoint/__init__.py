@@ -1,6 +1,6 @@
 """A model behind an OpenAI-compatible address: vLLM, SGLang, `cmexam-tune serve`, a hosted service.
 
-Nothing is loaded and nothing can be trained; torch is never imported. Start reading with `Remote` in `remote.py`;
+Nothing is loaded and nothing can be trained; torch is never imported. Start reading with `Remote` in `answering.py`;
 `client.py` sends, `letters.py` is what `constrained` and `likelihood` need of a server.
 """
 
@@ -11,7 +11,8 @@ from cmexam_tune.core.config import Config, ModelConfig, PromptConfig
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.families import Loaded
-from cmexam_tune.families.endpoint.remote import Remote, Written, body
+from cmexam_tune.families.endpoint.answering import Remote
+from cmexam_tune.families.endpoint.remote import Written, body
 from cmexam_tune.models.features import Encoded
 from cmexam_tune.prompts import plainly
 

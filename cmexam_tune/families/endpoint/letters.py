@@ -2,17 +2,15 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cmexam_tune import prompts
 from cmexam_tune.answers import letter_sets
 from cmexam_tune.core.errors import ConfigError, UserError
 from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.families.endpoint.client import Reply
+from cmexam_tune.families.endpoint.remote import Connection
 from cmexam_tune.prompts import Asked
-
-if TYPE_CHECKING:
-    from cmexam_tune.families.endpoint.remote import Remote
 
 TOP = 20
 """Most probable tokens that are asked for; the most that OpenAI and vLLM give."""
@@ -28,11 +26,11 @@ DIALECTS: dict[str, Callable[[Choices], Mapping[str, Any]]] = {
 """How a list of allowed texts is written: vLLM since 0.11, vLLM before, SGLang."""
 
 
-def constrained(remote: "Remote", asked: Sequence[Asked]) -> Iterator[Prediction]:
+def constrained(remote: Connection, asked: Sequence[Asked]) -> Iterator[Prediction]:
     """Yield predictions that can only be legal answers.
 
     Raises:
-        UserError: the server takes no list of allowed texts; or whatever `Remote.write` raises.
+        UserError: the server takes no list of allowed texts; or whatever `Connection.write` raises.
     """
     style, sets = prompts.style_of(remote.config.prompt), remote.config.generation.answer_sets
 
@@ -57,7 +55,7 @@ def constrained(remote: "Remote", asked: Sequence[Asked]) -> Iterator[Prediction
             yield prediction(item, reply)
 
 
-def _dialect(remote: "Remote", first: Asked, heads: Mapping[str, str]) -> Callable[[Choices], Mapping[str, Any]]:
+def _dialect(remote: Connection, first: Asked, heads: Mapping[str, str]) -> Callable[[Choices], Mapping[str, Any]]:
     """Return the first way of writing a list of allowed texts that the server keeps to."""
     failures = []
     for name, dialect in DIALECTS.items():
@@ -72,7 +70,7 @@ def _dialect(remote: "Remote", first: Asked, heads: Mapping[str, str]) -> Callab
     )
 
 
-def likelihood(remote: "Remote", asked: Sequence[Asked]) -> Iterator[Prediction]:
+def likelihood(remote: Connection, asked: Sequence[Asked]) -> Iterator[Prediction]:
     """Yield the most probable letter at the place where the model writes its answer; one letter for each question.
 
     Only the letters among the server's most probable tokens are compared: the best of them is the best of all.

@@ -9,7 +9,6 @@ from cmexam_tune import answers, prompts
 from cmexam_tune.core.config import Config
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.core.schema import Prediction
-from cmexam_tune.families.endpoint import letters
 from cmexam_tune.families.endpoint.client import Client, Reply, Request, Usage
 from cmexam_tune.prompts import Asked, Dialogue
 
@@ -37,8 +36,8 @@ class Written:
     """Why there is no text, where `finish` is `error`."""
 
 
-class Remote:
-    """A model behind an address, with the methods of `models.decode.Decoder`: `answer` and `write`."""
+class Connection:
+    """A model behind an address that writes."""
 
     def __init__(self, config: Config) -> None:
         """Check address, key and settings; nothing is sent yet.
@@ -54,22 +53,6 @@ class Remote:
     def usage(self) -> Usage:
         """What was sent and received so far."""
         return self.client.usage
-
-    def answer(self, asked: Sequence[Asked]) -> Iterator[Prediction]:
-        """Yield a prediction for each question in the way that `generation.mode` names, as replies come in.
-
-        Raises:
-            UserError: wrong key, model or address; a server or style that lacks what the mode needs.
-            TrainingStopped: the server fails again and again.
-        """
-        mode = self.config.generation.mode
-        if mode == "constrained":
-            yield from letters.constrained(self, asked)
-        elif mode == "likelihood":
-            yield from letters.likelihood(self, asked)
-        else:
-            for written in self.write(asked):
-                yield read(written)
 
     def write(self, asked: Sequence[Asked]) -> Iterator[Written]:
         """Let the model write; requests that fail for good have `finish` error and a reason.

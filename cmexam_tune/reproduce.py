@@ -4,7 +4,8 @@ import dataclasses
 import os
 import shlex
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from cmexam_tune.core import cli
@@ -12,7 +13,7 @@ from cmexam_tune.core.config import Config, dump_config, load_config
 from cmexam_tune.core.errors import TrainingStopped, UserError
 from cmexam_tune.core.files import atomic_write
 from cmexam_tune.core.variants import suggest
-from cmexam_tune.paper import entries, results
+from cmexam_tune.paper import entries, facets, results
 from cmexam_tune.report.table import Table
 
 RAW = (".csv", ".xlsx", ".json", ".jsonl")
@@ -27,7 +28,13 @@ examples:
   cmexam-tune reproduce head_bert head_roberta --out runs/paper head_bert:model.model_name_or_path=/models/bert
   cmexam-tune reproduce lora_llama --out runs/paper --launch "torchrun --nproc_per_node 8 -m"
   cmexam-tune reproduce cmb/GPT-4 --data data/cmb --out runs/paper --settings answer,cot
-  cmexam-tune reproduce --table3 --out runs/paper      (--cmb: in the layout of CMB's Tables 3 and 4)"""
+  cmexam-tune reproduce --table3 --out runs/paper      (--table4 to --table8: by groups; --cmb: CMB's Tables 3 and 4)"""
+
+LAYOUTS: dict[str, Callable[[Sequence[results.Measured], Path], Table]] = {
+    "table3": lambda found, _: results.table3(found),
+    **{f"table{number}": partial(facets.table, number) for number in facets.NUMBERS},
+    "cmb": lambda found, _: results.cmb(found),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -262,11 +269,14 @@ def main(argv: Sequence[str]) -> int | None:
     parser.add_argument("--settings", metavar="S,S", help="CMB: some of " + ", ".join(entries.SETTINGS))
     parser.add_argument("--cmb", action="store_true", help="all finished runs in --out as CMB's Tables 3 and 4")
     parser.add_argument("--launch", help="start training and prediction by this: 'torchrun --nproc_per_node 8 -m'")
-    parser.add_argument("--table3", action="store_true", help="all finished runs in --out as the paper's Table 3")
+    for number in (3, *facets.NUMBERS):
+        text = f"all finished runs in --out beside CMExam's Table {number}"
+        parser.add_argument(f"--table{number}", action="store_true", help=text)
     got = parser.parse_intermixed_args(list(argv))
     names = [word for word in got.rows if "=" not in word]
     overrides = [word for word in got.rows if "=" in word]
-    if not names and not got.table3 and not got.cmb:
+    wanted = [name for name in LAYOUTS if getattr(got, name)]
+    if not names and not wanted:
         raise UserError(f"name at least one row, or --table3, or --cmb. Rows: {', '.join(entries.known())}.")
     try:
         seeds = [int(seed) for seed in got.seeds.split(",")]
@@ -277,12 +287,11 @@ def main(argv: Sequence[str]) -> int | None:
     if names:
         plan = Plan(seeds, got.settings.split(",") if got.settings else None, got.launch)
         cli.say(str(reproduce(names, got.out, data=got.data, overrides=overrides, plan=plan)))
-    for name, layout in (("table3", results.table3), ("cmb", results.cmb)):
-        if getattr(got, name):
-            found = results.collect(Path(got.out))
-            table = layout(found)
-            results.write(table, Path(got.out) / name, [page for line in found for page in line.reports])
-            cli.say(str(table))
+    for name in wanted:
+        found = results.collect(Path(got.out))
+        table = LAYOUTS[name](found, Path(got.out))
+        results.write(table, Path(got.out) / name, [page for line in found for page in line.reports])
+        cli.say(str(table))
     cli.note(f"tables: {got.out}/*.md, *.tex, *.html")
     return None
 

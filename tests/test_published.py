@@ -1,12 +1,14 @@
 """Published numbers: the package's tables against the checked copy, and which questions they are of."""
 
+import json
 from pathlib import Path
 
 import pytest
 import yaml
 
+from cmexam_tune import reproduce
 from cmexam_tune.core.schema import Question
-from cmexam_tune.paper import published
+from cmexam_tune.paper import facets, published, results
 from cmexam_tune.scoring import breakdowns
 
 CHECKED = Path(__file__).resolve().parents[2] / "shared" / "research" / "published_tables.yaml"
@@ -67,3 +69,21 @@ def test_other_questions_get_a_caveat() -> None:
         for i in range(400)
     ]
     assert published.beside("cmb-cot-3shot", whole).caveat == ""
+
+
+def test_runs_beside_the_tables_of_groups(tmp_path: Path) -> None:
+    """Two seeds of one row; the group means are worked by hand, the published cells are those of the paper."""
+    for seed, easy in ((1, 60.0), (2, 64.0)):
+        folder = tmp_path / f"ptuning_chatglm/seed{seed}/report"
+        folder.mkdir(parents=True)
+        cells = {"1": {"accuracy": easy}, "5.0": {"accuracy": None}, "3": {"accuracy": 30.0}}
+        report = {"overall": {"n": 10, "accuracy": 50.0}, "by_facet": {"Question Difficulty Level": cells}}
+        (folder / "report.json").write_text(json.dumps(report), encoding="utf-8")
+        (folder / "report.html").write_text("<p>")
+    found = results.collect(tmp_path)
+    lines = {line[0]: line[1:] for line in facets.table(8, found, tmp_path).lines}
+    assert lines["1 容易"] == ("62.0±2.8", "74.60", "58.50", "31.40", "61.50", "56.50")
+    assert lines["3 中等"][:2] == ("30.0±0.0", "51.30") and lines["5 极难"][0] == "-"
+    assert len(facets.table(4, found, tmp_path).lines) == 16
+    reproduce.main(["--table5", "--out", str(tmp_path)])
+    assert "EM 急诊医学科" in (tmp_path / "table5.md").read_text(encoding="utf-8")

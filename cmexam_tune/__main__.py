@@ -19,6 +19,7 @@ PROGRAMS = {
     "predict": "let a tuned or off-the-shelf model answer questions",
     "evaluate": "score predictions and write a report",
     "judge": "score answers to CMB-Clin's cases by models or people",
+    "annotate": "let models propose CMExam's annotations, for people to review",
     "export": "a trained adapter as a loadable model or adapter",
     "reproduce": "whole rows of the papers, from raw file to table",
     "chat": "ask a trained model questions in the terminal",

@@ -7,17 +7,19 @@ import sys
 import threading
 import time
 import zlib
+from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_openai import KEY, Fault, Said, Script, serving
 
-from cmexam_tune.core import variants
+from cmexam_tune.core import jsonl, variants
 from cmexam_tune.core.config import Config, load_config
 from cmexam_tune.core.errors import ConfigError, TrainingStopped, UserError
 from cmexam_tune.core.schema import Prediction, Question, Turn
 from cmexam_tune.families.endpoint import Remote
 from cmexam_tune.families.endpoint.client import Client, Request, _Pace
+from cmexam_tune.predict import predict
 from cmexam_tune.prompts import Asked
 
 OPTIONS = {"A": "甲", "B": "乙", "C": "丙"}
@@ -332,6 +334,68 @@ def test_likelihood_is_refused_where_it_is_not_offered() -> None:
             answers(server.url, 5, "generation.mode=likelihood", "generation.answer_sets=multiple")
         with pytest.raises(ConfigError, match="cannot be normalised"):
             answers(server.url, 5, "generation.mode=likelihood", "generation.prior_normalization=true")
+
+
+# --- the whole program -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
+def test_kills_lose_and_double_nothing(kills: int, tmp_path: Path) -> None:
+    count = 60 + 60 * kills
+    jsonl.write(tmp_path / "q.jsonl", questions(count))
+    words = ["--config", "zeroshot_vllm", "--questions", str(tmp_path / "q.jsonl"), "--out", str(tmp_path / "p.jsonl")]
+    command = [sys.executable, "-m", "cmexam_tune.predict", *words, "generation.concurrency=4"]
+    with serving(lambda body, n: "B", delay=0.02) as server:
+        command.append(f"model.base_url={server.url}")
+        for _ in range(kills):
+            before = len(server.bodies)
+            process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+            deadline = time.monotonic() + 60
+            while len(server.bodies) < before + 40 and time.monotonic() < deadline:
+                time.sleep(0.005)
+            process.kill()
+            process.wait()
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        # What is asked twice is at most what was under way at a kill.
+        assert count <= len(server.bodies) <= count + kills * 2 * 4
+    found = [one.question_id for one in jsonl.read(tmp_path / "p.jsonl", Prediction)]
+    assert found == [str(n) for n in range(count)]
+    assert f"{count} predictions" in done.stderr and "answered by served-model-0613" in done.stderr
+
+
+def test_votes_and_examples_and_a_restart_in_the_middle(tmp_path: Path) -> None:
+    jsonl.write(tmp_path / "q.jsonl", questions(3, facets={"exam_class": "c"}))
+    pool = [dataclasses.replace(one, id=f"v{one.id}", stem=f"例{one.id}") for one in questions(4)]
+    jsonl.write(tmp_path / "v.jsonl", [dataclasses.replace(one, facets={"exam_class": "c"}) for one in pool])
+    down = [True]
+
+    def script(body: dict[str, Any], count: int) -> Any:
+        if down[0] and count >= 10:
+            return Fault(400, "down")
+        return "答案是A。" if body["seed"] % 3 else "答案是B。"
+
+    words = [
+        "prompt.shots=3", f"prompt.shots_from={tmp_path}/v.jsonl", "generation.votes=5", "generation.do_sample=true",
+        "generation.temperature=0.7", "generation.seed=7",
+    ]  # fmt: skip
+    with serving(script) as server:
+        out = predict(
+            "zeroshot_vllm", tmp_path / "q.jsonl", tmp_path / "p.jsonl", [f"model.base_url={server.url}", *words]
+        )
+        first = len(server.bodies)
+        down[0] = False
+        predict("zeroshot_vllm", tmp_path / "q.jsonl", out, [f"model.base_url={server.url}", *words])
+        assert (first, len(server.bodies)) == (15, 20)
+    found = list(jsonl.read(out, Prediction))
+    assert [len(one.votes) for one in found] == [5, 5, 5] and {one.finish for one in found} == {"stop"}
+    for one in found:
+        seeds = [zlib.crc32(f"7/{one.question_id}#{n}".encode()) for n in range(5)]
+        assert one.answer == ("A" if sum(bool(seed % 3) for seed in seeds) > 2 else "B")
+    body = server.bodies[0]
+    assert len(body["messages"]) == 7 and body["messages"][0]["content"].count("例") == 1
+    served = json.loads(Path(f"{out}.meta.json").read_text())["result"]["served"]
+    assert [start["requests"] for start in served] == [15, 5]
 
 
 # --- the house ---------------------------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ from cmexam_tune.tuning import lora, ptuning
 OWN = Path(__file__).resolve().parent / "golden_chatglm"
 VERSIONS = ("v1", "v2")
 PREFIX = 4
+PREFIX_KEY = "transformer.prefix_encoder."
 GREEDY = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
 KINDS = ("plain", "flat", "proj")
 TEXTS = ("问题: 患者，男，45岁，\n 选项: A 10⁹/L\nB  两个空格\tC", "<sop>[gMASK]</s><eop><|user|> 答案: AC", "ABC 123")
@@ -518,3 +519,41 @@ def test_the_first_release_has_stop_strings_and_memory() -> None:
     dialogue = prompts.Dialogue("再问", (Turn("先问", "先答"),))
     text = "[Round 0]\n问：先问\n答：先答\n[Round 1]\n问：再问\n答："
     assert codec.sources([dialogue])[0][:-1] == loaded.tokenizer.text_ids([text])[0]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"", b"\x80\x04broken", b"PK\x03\x04", {"x": torch.zeros(1)}, [1, 2], {f"{PREFIX_KEY}embedding.weight": 7},
+        {f"{PREFIX_KEY}embedding.weight": torch.zeros(3)}, {f"{PREFIX_KEY}embedding.weight": torch.zeros(0, 0)},
+        {f"{PREFIX_KEY}embedding.weight": torch.zeros(4, 8), f"{PREFIX_KEY}trans.0.weight": torch.zeros(8, 8)},
+        {f"{PREFIX_KEY}embedding.weight": torch.zeros(4, 3)},
+    ],
+    ids=range(10),
+)  # fmt: skip
+def test_a_damaged_prefix_of_the_authors_is_one_message(tmp_path: Path, content: Any) -> None:
+    path = tmp_path / "pytorch_model.bin"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        torch.save(content, path)
+    with pytest.raises(UserError, match=str(tmp_path)):
+        chatglm.load_model(OWN / "v1", tmp_path)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("config.json", b'{"model_type": "chatglm", "kv_channels": "x"}'),
+        ("config.json", b'{"model_type": "chatglm", "inner_hidden_size": 64, "num_layers": 1e9}'),
+        ("config.json", b"{" * 200_000),
+        ("config.json", b'{"model_type": "chatglm", "inner_hidden_size": 64, "num_layers": "two"}'),
+        ("model.safetensors", b"\x00" * 30),
+    ],
+)
+def test_a_damaged_checkpoint_is_one_message(version: str, file: str, content: bytes, tmp_path: Path) -> None:
+    shutil.copytree(OWN / version, tmp_path / "m")
+    (tmp_path / "m" / file).write_bytes(content)
+    with pytest.raises(UserError, match=str(tmp_path)):
+        chatglm.load_model(tmp_path / "m")

@@ -3,6 +3,7 @@
 import itertools
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from cmexam_tune import prompts
 from cmexam_tune.answers import letter_sets, parse
 from cmexam_tune.core import variants
 from cmexam_tune.core.config import Config
-from cmexam_tune.core.errors import ConfigError
+from cmexam_tune.core.errors import ConfigError, UserError
 from cmexam_tune.core.schema import Question
 from cmexam_tune.families import Loaded, llama
 from cmexam_tune.models import causal, decode, writing
@@ -327,3 +328,76 @@ def test_beam_search_with_a_prefix() -> None:
     ids, mask = causal.left_padded(rows, decoder.pad, torch.device("cpu"))
     plain = loaded.model.generate(input_ids=ids, attention_mask=mask, generation_config=settings)
     assert mine == plain[:, ids.shape[1] :].tolist()
+
+
+def scripted(decoder: Any, texts: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the model write these texts, by the words its prompt holds, as far as the criteria allow."""
+    tokenizer = decoder.tokenizer
+    ends = [tokenizer.eos_token_id]
+
+    def generate(rows: list[list[int]], chosen: Any, start: Any = None, **more: Any) -> list[list[int]]:
+        written = []
+        for row in rows:
+            prompt = tokenizer.decode(row)
+            script = tokenizer(next(text for key, text in texts.items() if key in prompt), add_special_tokens=False)
+            new: list[int] = []
+            for token in [*script["input_ids"], *ends][: chosen.max_new_tokens]:
+                new.append(token)
+                ids = torch.tensor([[0] * max(map(len, rows)) + new])
+                if any(bool(criterion(ids, None)[0]) for criterion in more["stopping_criteria"]):
+                    break
+            written.append(new)
+        return written
+
+    monkeypatch.setattr(decoder, "_generate", generate)
+
+
+CHAT = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+    "{% if enable_thinking %}<think>\n{% elif enable_thinking is defined %}<think></think>{% endif %}"
+)
+
+
+def thinker(**changes: Any) -> Any:
+    config = make_config(prompt__max_target_length=200, generation={"max_new_tokens": 12}, **changes)
+    loaded = llama.load(config.model)
+    loaded.tokenizer.chat_template = CHAT
+    return llama.decoder(loaded, config)
+
+
+def test_thinking_is_kept_and_never_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own room; cut while thinking and cut afterwards are two things; what the template opened is in the text."""
+    decoder = thinker(model__chat_template_kwargs={"enable_thinking": True})
+    decoder.config = set_generation(decoder.config, thinking_tokens=30)
+    texts = {
+        "疾病0": "可能选B。</think>答案: AC",
+        "疾病1": "我想" * 40 + "所以答案: B",
+        "疾病2": "好</think>答案: C " + "因为" * 40,
+    }
+    scripted(decoder, texts, monkeypatch)
+    asked = prompts.plainly(questions(3), decoder.config)
+    assert all(decoder.tokenizer.decode(item.ids).endswith("<think>\n") for item in decoder.ask(asked))
+    found = {p.question_id: p for p in decoder.answer(asked)}
+    assert found["q:0"].text == "<think>" + texts["疾病0"] and found["q:0"].answer == "AC"
+    assert found["q:0"].finish is None
+    assert found["q:1"].finish == found["q:2"].finish == "length"
+    assert "</think>" not in found["q:1"].text and found["q:1"].answer is None
+    assert found["q:2"].answer == "C" and found["q:2"].text.startswith("<think>好</think>答案: C")
+    written = {w.asked.question.id: w for w in decoder.write(asked)}
+    closed = len(decoder.tokenizer("好</think>", add_special_tokens=False)["input_ids"])
+    assert written["q:1"].tokens == 30 and written["q:2"].tokens == closed + 12
+
+
+def test_arguments_of_the_chat_template() -> None:
+    plain, asked = thinker(), prompts.plainly(questions(1), make_config())
+    (item,) = thinker(model__chat_template_kwargs={"enable_thinking": False}).ask(asked)
+    assert plain.tokenizer.decode(item.ids).endswith("<think></think>") and not plain.codec.thinks
+    (item,) = plain.ask(asked)
+    assert plain.tokenizer.decode(item.ids).endswith("<assistant>")
+    config = make_config(model__chat_template_kwargs={"enable_thinking": False})
+    with pytest.raises(ConfigError, match=r"chat_template_kwargs.*no chat template"):
+        llama.decoder(llama.load(config.model), config)
+    broken = thinker()
+    broken.tokenizer.chat_template = "{{ raise_exception('no system here') }}"
+    with pytest.raises(UserError, match="no system here"):
+        llama.decoder(Loaded(broken.model, broken.tokenizer), broken.config)

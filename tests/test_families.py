@@ -234,3 +234,80 @@ def test_tiny_sizes_and_seeds(tmp_path: Path) -> None:
     for text in ("答案: ACD", "维生素B12缺乏 α-2\n😀"):
         assert tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"]) == text
     assert all(len(tokenizer.tokenize(letter)) == 1 for letter in "ABCDEF答案解释")
+
+
+DAMAGED: list[tuple[str, bytes]] = [
+    ("config.json", b'{"model_type": "llama", "hidden_size": "wide"}'),
+    ("config.json", b'{"model_type": "llama", "num_hidden_layers": -1}'),
+    ("config.json", b'{"model_type": "llama", "num_hidden_layers": 1000000000}'),
+    ("config.json", b'{"model_type": "llama", "num_attention_heads": 3, "hidden_size": 64}'),
+    ("config.json", b'{"model_type": ["llama"]}'),
+    ("config.json", b'{"model_type": "llama", "rope_parameters": 7, "rope_scaling": 7}'),
+    ("config.json", b'["llama"]'),
+    ("config.json", b"[" * 100_000),
+    ("config.json", b"\xff\xfe"),
+    ("generation_config.json", b"[1, 2"),
+    ("generation_config.json", b'{"eos_token_id": "end", "temperature": [1]}'),
+    ("tokenizer.json", b"{}"),
+    ("tokenizer.json", b"null"),
+    ("tokenizer.json", b'{"version": "1.0", "model": {"type": "BPE", "vocab": 3}}'),
+    ("tokenizer_config.json", b"7"),
+    ("tokenizer_config.json", b'{"tokenizer_class": 7}'),
+    ("tokenizer_config.json", b'{"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": [1]}'),
+    ("special_tokens_map.json", b"[[]]"),
+    ("model.safetensors.index.json", b'{"weight_map": {"lm_head.weight": "../../secret.safetensors"}}'),
+    ("model.safetensors.index.json", b'{"weight_map": {"lm_head.weight": "/etc/passwd"}}'),
+    ("model.safetensors.index.json", b'{"weight_map": ["x"]}'),
+    ("model.safetensors", b"PK\x03\x04"),
+    ("adapter_config.json", b"{"),
+]
+
+
+@pytest.mark.parametrize("place", range(len(DAMAGED)), ids=[f"{file}-{i}" for i, (file, _) in enumerate(DAMAGED)])
+def test_a_damaged_checkpoint_is_one_message(tmp_path: Path, place: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    file, content = DAMAGED[place]
+    folder = _broken(tmp_path, file, content)
+    with pytest.raises(UserError) as caught:
+        llama.load(make_config(model__model_name_or_path=folder).model)
+    assert folder in str(caught.value) and len(str(caught.value)) < 800
+    if "weight_map" in str(content) and "." in str(content):
+        assert "not in its folder" in str(caught.value) or "weight_map" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("adapter_config.json", b"{"),
+        ("adapter_config.json", b'{"peft_type": "LORA", "r": "many", "target_modules": 7}'),
+        ("adapter_config.json", b'{"peft_type": "MAGIC"}'),
+        ("adapter_model.safetensors", b"\x00" * 20),
+        ("adapter_model.safetensors", None),
+    ],
+)
+def test_a_damaged_adapter_is_one_message(tmp_path: Path, file: str, content: bytes | None) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    config = make_config()
+    base = AutoModelForCausalLM.from_pretrained(checkpoint("llama"))
+    get_peft_model(base, LoraConfig(target_modules=["q_proj"])).save_pretrained(str(tmp_path))
+    (tmp_path / file).unlink()
+    if content is not None:
+        (tmp_path / file).write_bytes(content)
+    with pytest.raises(UserError, match="adapter"):
+        llama.load(replace(config.model, adapter_name_or_path=str(tmp_path)))
+
+
+@pytest.mark.parametrize("family", ["llama", "bert"])
+def test_a_model_without_numbers_answers_nothing(family: str) -> None:
+    """It would otherwise choose the first letter for every question."""
+    from cmexam_tune.core import variants
+
+    config = make_config(family)
+    module = variants.load("families", family)
+    loaded = module.load(config.model)
+    torch.nn.init.constant_(next(p for name, p in loaded.model.named_parameters() if "embed" in name), torch.nan)
+    for mode in ("generate", "constrained", "likelihood"):
+        changed = replace(config, generation=replace(config.generation, mode=mode))
+        with pytest.raises(UserError, match="NaN"):
+            list(module.answer(loaded, [question(1), question(2)], changed))

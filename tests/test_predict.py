@@ -432,3 +432,13 @@ def test_twenty_kills_of_many_processes(asked: Path, recipe: Path, tmp_path: Pat
     for process in processes(2, *words, "--out", out):
         assert process.wait() == 0
     assert out.read_bytes() == alone.read_bytes()
+
+
+def test_outputs_cut_while_thinking_are_counted_apart() -> None:
+    from cmexam_tune.prediction import answering, resumable
+
+    texts = [("<think>我想", "length"), ("<think>好</think>答案: A 因", "length"), ("<think>好</think>A", None)]
+    lines = [json.dumps({"question_id": "x", "text": text, "finish": finish}).encode() for text, finish in texts]
+    counts = resumable._counts(lines)
+    assert (counts["records"], counts["cut"], counts["cut_thinking"]) == (3, 2, 1)
+    assert "1 of them while thinking (generation.thinking_tokens)" in answering.summary(counts)

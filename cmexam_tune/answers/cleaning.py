@@ -5,6 +5,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+THINK, THOUGHT = "<think>", "</think>"
+"""What a reasoning model puts around its thinking."""
 ANSWER_KEYS = ("answer", "答案", "正确答案", "最终答案", "选项", "option", "choice", "final_answer")
 EXPLANATION_KEYS = ("explanation", "解释", "解析", "分析", "理由", "reason", "rationale")
 
@@ -17,9 +19,9 @@ _JSON = re.compile(r"\{[^{}]*\}|\[[^\[\]{}]*\]")
 
 def final_part(text: str) -> str:
     """Return what follows a reasoning model's thinking; nothing where it never stopped thinking."""
-    if "</think>" in text:
-        return text.rpartition("</think>")[2]
-    return "" if "<think>" in text else text
+    if THOUGHT in text:
+        return text.rpartition(THOUGHT)[2]
+    return "" if THINK in text else text
 
 
 def json_field(text: str, keys: tuple[str, ...]) -> Any:

@@ -24,7 +24,7 @@ from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.families import Loaded
 from cmexam_tune.models import checkpoint, features
 from cmexam_tune.models.features import IGNORE_INDEX, Encoded, Ids, Truncation
-from cmexam_tune.models.precision import inference
+from cmexam_tune.models.precision import check_numbers, inference
 
 task: Literal["classify"] = "classify"
 lora_targets: tuple[str, ...] = ("query", "value")
@@ -231,6 +231,7 @@ def answer(loaded: Loaded, questions: Sequence[Question], config: Config) -> Ite
         batch = {name: value.to(loaded.model.device) for name, value in _inputs(loaded, [ids[i] for i in some]).items()}
         with inference(loaded.model):
             logits = scores(loaded.model, batch).cpu()
+        check_numbers(logits)
         for row, i in enumerate(some):
             mine = logits[batch["question"].cpu() == row]
             letters = _read(questions[i], head, labels, mine[:, 0] if head == "choice" else mine[0])

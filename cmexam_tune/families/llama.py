@@ -6,17 +6,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from jinja2 import TemplateError
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 from transformers.utils.generic import is_flash_attention_requested
 
 from cmexam_tune import prompts
+from cmexam_tune.answers import THINK
 from cmexam_tune.core.config import Config, ModelConfig, PromptConfig
 from cmexam_tune.core.errors import ConfigError, UserError, first_line
 from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.families import Loaded
-from cmexam_tune.models import causal, checkpoint
+from cmexam_tune.models import causal, checkpoint, foreign
 from cmexam_tune.models.causal import Codec
 from cmexam_tune.models.decode import Decoder
 from cmexam_tune.models.features import Encoded, Ids
@@ -70,13 +72,15 @@ def merge_adapter(
     embeddings: Any = decoder.get_input_embeddings()
     if (here.is_dir() or folder.count("/") != 1) and not (here / "adapter_config.json").is_file():
         raise UserError(f"model.adapter_name_or_path={folder}: holds no adapter_config.json, so it is no PEFT adapter.")
+    if here.is_dir():
+        foreign.check(here)
     if here.is_dir() and any((here / file).is_file() for file in ("tokenizer.json", "tokenizer.model")):
         tokenizer = checkpoint.read_tokenizer(model, folder)
         if len(tokenizer) > embeddings.num_embeddings:
             decoder.resize_token_embeddings(len(tokenizer))
     try:
         merged: PreTrainedModel = PeftModel.from_pretrained(decoder, folder).merge_and_unload(safe_merge=True)
-    except (*checkpoint.LOADING, AttributeError) as error:
+    except checkpoint.LOADING as error:
         raise UserError(
             f"model.adapter_name_or_path={folder}: cannot be merged into {model.model_name_or_path} "
             f"({first_line(error)})."
@@ -88,7 +92,13 @@ def codec(tokenizer: PreTrainedTokenizerBase, prompt: PromptConfig, model: Model
     """Return how a model with this tokenizer is asked: `auto` is its chat template if it has one, else no wrapper."""
     targets = functools.partial(target_ids, tokenizer)
     if prompt.template == "auto" and tokenizer.chat_template:
-        return Codec(functools.partial(chat_ids, tokenizer), targets)
+        sources = functools.partial(chat_ids, tokenizer, model.chat_template_kwargs)
+        return Codec(sources, targets, thinks=_thinks(tokenizer, model))
+    if model.chat_template_kwargs:
+        raise ConfigError(
+            f"model.chat_template_kwargs: {model.model_name_or_path} has no chat template, or prompt.template="
+            f"{prompt.template} replaces it. Leave them out."
+        )
     template = prompts.template("none" if prompt.template == "auto" else prompt.template)
     return Codec(
         lambda dialogues: source_ids(tokenizer, [template.text(dialogue) for dialogue in dialogues]),
@@ -98,13 +108,28 @@ def codec(tokenizer: PreTrainedTokenizerBase, prompt: PromptConfig, model: Model
     )
 
 
-def chat_ids(tokenizer: PreTrainedTokenizerBase, dialogues: Sequence[Dialogue]) -> list[Ids]:
-    """Return prompts as ids, in the model's chat template."""
-    wrapped: Any = tokenizer.apply_chat_template(
-        [dialogue.messages() for dialogue in dialogues], tokenize=False, add_generation_prompt=True
-    )
+def chat_ids(
+    tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any], dialogues: Sequence[Dialogue]
+) -> list[Ids]:
+    """Return prompts as ids, in the model's chat template.
+
+    Raises:
+        UserError: the template refuses the dialogue (a system text, for example) or its arguments.
+    """
+    try:
+        wrapped: Any = tokenizer.apply_chat_template(
+            [dialogue.messages() for dialogue in dialogues], tokenize=False, add_generation_prompt=True, **arguments
+        )
+    except (TemplateError, TypeError, ValueError) as error:
+        raise UserError(f"the model's chat template cannot be filled ({first_line(error)}).") from None
     rows: list[Ids] = tokenizer(wrapped, add_special_tokens=False)["input_ids"]
     return rows
+
+
+def _thinks(tokenizer: PreTrainedTokenizerBase, model: ModelConfig) -> bool:
+    """Return whether the template opens the model's thinking, so that its output only closes it."""
+    (ids,) = chat_ids(tokenizer, model.chat_template_kwargs, [Dialogue("?")])
+    return str(tokenizer.decode(ids)).rstrip().endswith(THINK)
 
 
 def source_ids(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[Ids]:

@@ -25,6 +25,8 @@ class Codec:
     """What stands in front of a completion (v1: sop): given at prediction, not generated."""
     stop: tuple[str, ...] = ()
     """Strings that open a turn of the user: a model that writes one has ended its answer."""
+    thinks: bool = False
+    """Whether the prompt ends with an open `<think>`: it belongs to what the model writes."""
     remembers: bool = True
     """Whether a prompt can hold earlier turns."""
 

@@ -10,6 +10,7 @@ from pickle import UnpicklingError
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import (
     CONFIG_MAPPING,
@@ -24,14 +25,17 @@ from transformers.utils import logging
 from cmexam_tune.core.config import ModelConfig
 from cmexam_tune.core.errors import ConfigError, UserError, first_line
 from cmexam_tune.core.variants import suggest
-from cmexam_tune.models import attention
+from cmexam_tune.models import attention, foreign
 
 if not torch.accelerator.is_available():
     # DeepSpeed would look for a card at its first import and print a warning among the results.
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
-LOADING = (OSError, RuntimeError, ValueError, KeyError, ImportError, SafetensorError, UnpicklingError)
-"""What transformers and PEFT raise for files that are missing, damaged or of another shape."""
+LOADING = (
+    OSError, RuntimeError, ValueError, LookupError, ImportError, SafetensorError, UnpicklingError,
+    TypeError, AttributeError, AssertionError, ArithmeticError, EOFError, StrictDataclassError,
+)  # fmt: skip
+"""What transformers, PEFT and torch raise for files that are missing, damaged, or hold something of another kind."""
 
 VOLATILE = ("name_or_path", "is_local", "_commit_hash", "local_files_only")
 """What a saved tokenizer says of where it came from."""
@@ -53,6 +57,7 @@ def raw_config(model: ModelConfig) -> dict[str, Any]:
             )
         if not (path / "config.json").is_file():
             raise UserError(f"model.model_name_or_path={name}: holds no config.json, so it is no checkpoint.")
+        foreign.check(path)
     elif path.exists() or name.startswith(("/", ".", "~")) or name.count("/") != 1:
         what = "a file, not a folder" if path.exists() else f"no such folder. Relative paths start at {Path.cwd()}"
         raise UserError(f"model.model_name_or_path={name}: {what}.")
@@ -107,10 +112,14 @@ def change(config: PreTrainedConfig, model: ModelConfig) -> None:
 
 def read_tokenizer(model: ModelConfig, folder: str | None = None) -> PreTrainedTokenizerBase:
     """Return the checkpoint's tokenizer (or that of `folder`) with a padding token."""
+    place = folder or location(model)
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder or location(model), **_source(model))
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(place, **_source(model))
+        # One that cannot read this cannot read a question.
+        if not tokenizer("答案: A", add_special_tokens=False)["input_ids"]:
+            raise ValueError("it makes no tokens of a text")
     except LOADING as error:
-        raise UserError(f"{model.model_name_or_path}: no usable tokenizer ({first_line(error)}).") from None
+        raise UserError(f"{place}: no usable tokenizer ({first_line(error)}).") from None
     if tokenizer.pad_token is None:
         # Labels go by position and padding has an attention mask, so EOS may serve as padding without harm.
         tokenizer.pad_token = tokenizer.unk_token or tokenizer.eos_token

@@ -6,10 +6,16 @@ from typing import Any
 
 import torch
 from peft import PeftModel
-from transformers import GenerationConfig
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 
 from cmexam_tune import answers, prompts
-from cmexam_tune.answers import letter_sets
+from cmexam_tune.answers import THINK, THOUGHT, letter_sets
 from cmexam_tune.core.config import Config
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.core.schema import Prediction, Question
@@ -103,7 +109,7 @@ class Decoder:
         for batch in self._batches(self.ask(asked)):
             rows = [item.ids + self.codec.lead for item in batch.items]
             width = max(len(row) for row in rows)
-            stops = [writing.StopText(self.tokenizer, self.codec.stop, width)] if self.codec.stop else []
+            stops: list[Any] = self._stops(width, chosen)
             keys = [item.question.id for item in batch.items]
             draws = [] if shaping is None else [sampling.Draw(shaping, keys, self.config.generation.seed)]
             new = self._generate(rows, chosen, batch.start, stopping_criteria=stops, logits_processor=draws)
@@ -113,10 +119,23 @@ class Decoder:
                 ids = ids[:end]
                 text = str(self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
                 stop = min((at for stop in self.codec.stop if (at := text.find(stop)) >= 0), default=None)
-                finished = end is not None or stop is not None
                 yield Written(
-                    item.asked, text[:stop], len(row), len(ids) + (end is not None), "stop" if finished else "length"
+                    item.asked,
+                    THINK * self.codec.thinks + text[:stop],
+                    prompt_tokens=len(row),
+                    tokens=len(ids) + (end is not None),
+                    finish="length" if end is None and stop is None else "stop",
                 )
+
+    def _stops(self, width: int, chosen: GenerationConfig) -> list[Any]:
+        """Return what ends a row beside EOS; `chosen` gets the room that thinking needs."""
+        stops: list[Any] = [writing.StopText(self.tokenizer, self.codec.stop, width)] if self.codec.stop else []
+        if thinking := self.config.generation.thinking_tokens:
+            end: Ids = self.tokenizer(THOUGHT, add_special_tokens=False)["input_ids"]
+            most = writing.settings(self.model, self.tokenizer, self.config).max_new_tokens
+            stops.append(writing.Budget(end, width, thinking, most))
+            chosen.max_new_tokens = thinking + len(end) + most
+        return stops
 
     def constrained(self, asked: Sequence[Asked]) -> Iterator[tuple[Item, str]]:
         """Let the model write only legal answers: the style's words, then letters of the question in order."""
@@ -240,7 +259,12 @@ class Decoder:
             yield Reading(batch.items, reader, roots, logs[:, -1], sums)
 
     def _generate(
-        self, rows: list[Ids], chosen: GenerationConfig, start: Start | None = None, **more: Any
+        self,
+        rows: list[Ids],
+        chosen: GenerationConfig,
+        start: Start | None = None,
+        logits_processor: Sequence[LogitsProcessor] = (),
+        stopping_criteria: Sequence[StoppingCriteria] = (),
     ) -> list[Ids]:
         """Return what the model adds to each row.
 
@@ -257,7 +281,8 @@ class Decoder:
                     attention_mask=mask,
                     generation_config=chosen,
                     past_key_values=past if chosen.use_cache else None,
-                    **more,
+                    logits_processor=LogitsProcessorList([writing.Numbers(ids.shape[1]), *logits_processor]),
+                    stopping_criteria=StoppingCriteriaList(stopping_criteria),
                 )
         finally:
             self.model.generation_config = own

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
+from cmexam_tune.core.errors import UserError
 from cmexam_tune.models.prefix import MODULE
 
 
@@ -31,3 +32,16 @@ def inference(model: nn.Module) -> Iterator[None]:
     device = next(model.parameters()).device.type
     with torch.inference_mode(), torch.autocast(device, half, enabled=half is not None):
         yield
+
+
+def check_numbers(logits: torch.Tensor) -> None:
+    """Look at the first logits of a batch.
+
+    Raises:
+        UserError: they are not numbers; the most probable of them would be a constant answer.
+    """
+    if bool(logits.isnan().any()):
+        raise UserError(
+            "the model computes no numbers (NaN): its weights are damaged, or too large for their type. For float16 "
+            "try model.dtype=bfloat16 or float32."
+        )

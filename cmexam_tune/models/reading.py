@@ -12,6 +12,7 @@ from transformers import DynamicCache
 from cmexam_tune.models import cache
 from cmexam_tune.models.causal import left_padded
 from cmexam_tune.models.features import Ids
+from cmexam_tune.models.precision import check_numbers
 
 SHORTEST = 32
 """Tokens from which on a common beginning is read apart."""
@@ -76,6 +77,8 @@ class Reader:
             **({"logits_to_keep": keep} if self._keeps else {}),
         )
         logits = model(**inputs).logits[:, -keep:].float()
+        if first:
+            check_numbers(logits)
         return torch.log_softmax(logits, dim=-1)
 
 

@@ -17,6 +17,7 @@ from cmexam_tune import prompts
 from cmexam_tune.core.config import Config
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.models.legal import Node, walk
+from cmexam_tune.models.precision import check_numbers
 
 LETTERS = 32
 """Tokens that an answer of letters and a few words around them needs at most, in any tokenizer."""
@@ -79,6 +80,37 @@ class StopText(StoppingCriteria):
         texts = self.tokenizer.batch_decode(new, skip_special_tokens=True)
         ended = [any(stop in text for stop in self.stops) for text in texts]
         return torch.tensor(ended, device=input_ids.device)
+
+
+class Budget(StoppingCriteria):
+    """Ends a row that has thought, or written after its thinking, for as long as it may."""
+
+    def __init__(self, end: Sequence[int], width: int, thinking: int, writing: int) -> None:
+        """Take the ids of `</think>`, the width of the prompt, and the tokens for thinking and for what follows."""
+        self.end, self.width, self.thinking, self.writing = list(end), width, thinking, writing
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        """Return [batch] booleans for ids [batch, prompt + new]."""
+        new = input_ids[:, self.width :].tolist()
+        return torch.tensor([len(ids) >= self._most(ids) for ids in new], device=input_ids.device)
+
+    def _most(self, ids: list[int]) -> int:
+        size = len(self.end)
+        closed = next((at + size for at in range(len(ids) - size + 1) if ids[at : at + size] == self.end), None)
+        return self.thinking if closed is None else closed + self.writing
+
+
+class Numbers(LogitsProcessor):
+    """Refuses a model that computes no numbers; looked at once, before the first token of a batch."""
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Return the scores as they are."""
+        if input_ids.shape[1] == self.width:
+            check_numbers(scores)
+        return scores
 
 
 class OnlyLegal(LogitsProcessor):

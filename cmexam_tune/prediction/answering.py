@@ -209,6 +209,8 @@ def summary(result: Mapping[str, Any]) -> str:
         text += f" ({result['answered'] / result['seconds']:.3g} a second)"
     if result.get("cut"):
         text += f"; {result['cut']} outputs were cut off by their limit (generation.max_new_tokens)"
+    if result.get("cut_thinking"):
+        text += f", {result['cut_thinking']} of them while thinking (generation.thinking_tokens)"
     if result.get("failed"):
         text += f"; {result['failed']} failed and will be asked again by the same command"
     return text

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+from cmexam_tune.answers import THINK, THOUGHT
 from cmexam_tune.core import files, jsonl
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.prediction import provenance
@@ -194,9 +195,12 @@ class ResumableFile:
 
 
 def _counts(lines: Sequence[bytes]) -> dict[str, int]:
-    """Return how many records there are, how many were cut off, and how many failed."""
-    ends = [json.loads(line).get("finish") for line in lines]
-    return {"records": len(ends), "cut": ends.count("length"), "failed": ends.count(FAILED)}
+    """Return how many records there are, how many were cut off (and while thinking), and how many failed."""
+    records = [json.loads(line) for line in lines]
+    ends = [record.get("finish") for record in records]
+    cut = [record for record in records if record.get("finish") == "length"]
+    thinking = sum(THINK in record["text"] and THOUGHT not in record["text"] for record in cut)
+    return {"records": len(ends), "cut": len(cut), "cut_thinking": thinking, "failed": ends.count(FAILED)}
 
 
 def _read_key(line: bytes, where: str) -> tuple[str, str | None]:

@@ -96,6 +96,8 @@ class ModelConfig:
     """bert only: score each option; softmax over answer strings; sigmoid for each letter."""
     config: Mapping[str, Any] = field(default_factory=dict)
     """Changes to the model's own config.json, for example `{hidden_dropout_prob: 0.4}`."""
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """For the model's chat template, for example `{enable_thinking: false}` (Qwen3)."""
     attn_implementation: str = "sdpa"
     trust_remote_code: bool = False
     """Run Python code that lies in the checkpoint, if you trust its author. Only the command line can set it."""
@@ -141,6 +143,8 @@ class GenerationConfig:
     """likelihood: mean instead of sum of token log-probabilities."""
     prior_normalization: bool = False
     """likelihood: subtract the log-probability of the same answer after a prompt without the question."""
+    thinking_tokens: int = 0
+    """Tokens that a model may think (`<think>`) beside `max_new_tokens` for what follows."""
     votes: int = 1
     """Outputs for each question, of which the majority is the answer; more than one needs `do_sample: true`."""
     seed: int = 0

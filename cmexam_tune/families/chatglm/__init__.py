@@ -92,7 +92,7 @@ def _rounds(tokenizer: SentencePieceTokenizer, prompt: PromptConfig, own: str, l
         return [row[: len(row) - len(lead)] for row in map(tokenizer.build_inputs_with_special_tokens, rows)]
 
     targets = functools.partial(_target_ids, tokenizer, lead)
-    return Codec(sources, targets, lead, template.stop, template.remembers)
+    return Codec(sources, targets, lead, stop=template.stop, remembers=template.remembers)
 
 
 def _role_ids(tokenizer: ChatGLM2Tokenizer, dialogues: Sequence[Dialogue]) -> list[Ids]:

@@ -12,7 +12,9 @@ from typing import Any
 from transformers import PreTrainedConfig
 from transformers.utils.hub import cached_file
 
+from cmexam_tune.core import documents
 from cmexam_tune.core.errors import UserError, first_line
+from cmexam_tune.models.checkpoint import LOADING
 
 
 class ChatGLMConfig(PreTrainedConfig):
@@ -131,10 +133,19 @@ def from_values(values: Mapping[str, Any], name: str) -> ChatGLMConfig | ChatGLM
         kept.pop("vocab_size", None)
         original = f"{values.get('_name_or_path', '')} {name}".lower()
         kept.setdefault("rope_interpolation", "chatglm2" in original and kept.get("rope_ratio", 1) != 1)
-        return ChatGLM2Config(**kept)
+        return _made(ChatGLM2Config, kept, name)
     if "inner_hidden_size" in kept or "position_encoding_2d" in kept:
-        return ChatGLMConfig(**kept)
+        return _made(ChatGLMConfig, kept, name)
     raise UserError(f"{name}: config.json is neither of ChatGLM-6B (inner_hidden_size) nor of ChatGLM2 (kv_channels).")
+
+
+def _made(
+    kind: type[ChatGLMConfig] | type[ChatGLM2Config], values: Mapping[str, Any], name: str
+) -> ChatGLMConfig | ChatGLM2Config:
+    try:
+        return kind(**values)
+    except LOADING as error:
+        raise UserError(f"{name}: config.json cannot be used ({first_line(error)}).") from None
 
 
 def find_file(folder: str | Path, file: str, revision: str | None = None) -> Path | None:
@@ -162,7 +173,5 @@ def read_values(folder: str | Path, file: str = "config.json", revision: str | N
     path = find_file(folder, file, revision)
     if path is None:
         return {}
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{path}: not a JSON object ({error}).") from None
+    values: dict[str, Any] = documents.read_json(path, "file of a checkpoint", finite=False)
+    return values

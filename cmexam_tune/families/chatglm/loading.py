@@ -67,12 +67,17 @@ def _from_state(
     cls: type[PreTrainedModel], model: ModelConfig, config: ChatGLMConfig | ChatGLM2Config
 ) -> PreTrainedModel:
     dtype, place = checkpoint.dtype(model), checkpoint.location(model)
-    state = quantization.read_state(place, config.quantization_bit, dtype, model.revision)
-    config.quantization_bit = 0
-    loaded, info = cls.from_pretrained(
-        None, config=config, state_dict=state, dtype=dtype, attn_implementation=model.attn_implementation,
-        output_loading_info=True,
-    )  # fmt: skip
+    try:
+        state = quantization.read_state(place, config.quantization_bit, dtype, model.revision)
+        config.quantization_bit = 0
+        loaded, info = cls.from_pretrained(
+            None, config=config, state_dict=state, dtype=dtype, attn_implementation=model.attn_implementation,
+            output_loading_info=True,
+        )  # fmt: skip
+    except UserError:
+        raise
+    except checkpoint.LOADING as error:
+        raise UserError(f"{place}: the weights cannot be loaded ({first_line(error)}).") from None
     if missing := sorted(info["missing_keys"]):
         raise UserError(f"{place}: {len(missing)} weights are not in the checkpoint, the first is {missing[0]}.")
     loaded.config.name_or_path = place
@@ -105,7 +110,7 @@ def load_tokenizer(
         version = version or settings.get("glm_version") or _version(folder, revision)
         encode_special = bool(settings.get("encode_special_tokens", False))
         return ChatGLM2Tokenizer(str(path), glm_version=version, encode_special_tokens=encode_special)
-    except (RuntimeError, OSError) as error:
+    except checkpoint.LOADING as error:
         raise UserError(
             f"{path}: not a sentencepiece model ({first_line(error)}). GLM-4's tokenizer is another "
             "kind: use its '-hf' checkpoint, which transformers reads."

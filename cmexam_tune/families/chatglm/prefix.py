@@ -8,10 +8,13 @@ from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from cmexam_tune.core import files
-from cmexam_tune.core.errors import UserError
+from cmexam_tune.core.errors import UserError, first_line
+from cmexam_tune.models import checkpoint
 from cmexam_tune.models.prefix import PrefixEncoder, Shape, copy_state, encoder_of, install
 
 PREFIX = "transformer.prefix_encoder."
+PLAIN = ("embedding.weight",)
+PROJECTED = (*PLAIN, "trans.0.weight", "trans.0.bias", "trans.2.weight", "trans.2.bias")
 FILES = ("pytorch_model.bin", "model.safetensors", "adapter_model.bin")
 
 
@@ -30,13 +33,21 @@ def load_authors_prefix(path: str | Path) -> dict[str, torch.Tensor]:
     if path.is_dir():
         path = next((path / name for name in FILES if (path / name).exists()), path / FILES[0])
     files.check_input(path, "P-tuning checkpoint")
-    if path.suffix == ".safetensors":
-        state = load_file(path)
-    else:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    found = {name.removeprefix(PREFIX): t for name, t in state.items() if name.startswith(PREFIX)}
-    if "embedding.weight" not in found:
-        raise UserError(f"{path}: no {PREFIX}embedding.weight in it: not a P-tuning checkpoint.")
+    try:
+        if path.suffix == ".safetensors":
+            state = load_file(path)
+        else:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+        found = {name.removeprefix(PREFIX): t for name, t in state.items() if name.startswith(PREFIX)}
+    except checkpoint.LOADING as error:
+        raise UserError(f"{path}: cannot be read as a P-tuning checkpoint ({first_line(error)}).") from None
+    names = set(PLAIN if "trans.0.weight" not in found else PROJECTED)
+    if set(found) != names or not all(isinstance(t, torch.Tensor) and t.is_floating_point() for t in found.values()):
+        raise UserError(
+            f"{path}: is no P-tuning checkpoint; needed are {', '.join(PREFIX + n for n in sorted(names))}."
+        )
+    if any(t.ndim != (1 if name.endswith("bias") else 2) for name, t in found.items()):
+        raise UserError(f"{path}: its prefix has not the shape of one.")
     return found
 
 

@@ -22,13 +22,11 @@ from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.models import Loaded, cache, features, legal, sampling, writing
 from cmexam_tune.models.causal import Codec, left_padded
 from cmexam_tune.models.features import Ids
-from cmexam_tune.models.items import Batch, Item, Reading, Written
+from cmexam_tune.models.items import Batch, Item, Reading, Written, batches
 from cmexam_tune.models.precision import inference
-from cmexam_tune.models.reading import Reader, Start, shared
+from cmexam_tune.models.reading import Reader, Start
 from cmexam_tune.prompts import Asked, Dialogue
 
-FEW = 4
-"""Questions from which on it is worth to read apart what their prompts begin with."""
 BLANK = "…"
 """Stands for stem and options in the prompt that prior normalisation compares with."""
 
@@ -218,21 +216,7 @@ class Decoder:
         return self._priors[key]
 
     def _batches(self, items: Sequence[Item], key: Callable[[Item], Any] = lambda item: 0) -> Iterator[Batch]:
-        """Yield batches of similar length, the longest first so that memory runs out at once or never.
-
-        Questions with the same examples stand together: their beginning is read once.
-        """
-        groups: dict[Any, list[Item]] = {}
-        for item in items:
-            groups.setdefault((item.asked.system, item.asked.examples), []).append(item)
-        rest = [item for group in groups.values() if len(group) < FEW for item in group]
-        together = [group for group in (*groups.values(), rest) if len(group) >= FEW or (group is rest and rest)]
-        for group in sorted(together, key=lambda group: -max(len(item.ids) for item in group)):
-            with inference(self.model):
-                start = shared(self.model, [item.ids for item in group], self.pad) if group is not rest else None
-            order = sorted(group, key=lambda item: (key(item), -len(item.ids)))
-            for first in range(0, len(order), self.config.generation.batch_size):
-                yield Batch(order[first : first + self.config.generation.batch_size], start)
+        return batches(self.model, items, self.pad, self.config.generation.batch_size, key)
 
     def _trees(self, items: Sequence[Item]) -> Iterator[tuple[Batch, list[Ids], list[legal.Node]]]:
         """Yield batches with what all legal answers of each row start with, and the tree of the rest of them."""

@@ -53,11 +53,10 @@ RANGES: Mapping[str, Mapping[str, Range]] = {
         "batch_size": Range(1, 65_536), "seed": Range(0, _SEED), "concurrency": Range(1, 10_000),
         "requests_per_minute": Range(0, 10**6, above=True), "timeout": Range(0, 10**6, above=True),
         "max_retries": Range(0, 1000), "max_new_tokens": Range(1, 131_072), "max_length": Range(1, 10**6),
-        "thinking_tokens": Range(0, 131_072),
         "min_new_tokens": Range(0, 131_072), "num_beams": Range(1, 256), "temperature": Range(0, 100, above=True),
         "top_p": Range(0, 1, above=True), "top_k": Range(0, 10**6), "typical_p": Range(0, 1, above=True),
         "min_p": Range(0, 1), "repetition_penalty": Range(0, 100, above=True), "length_penalty": Range(-100, 100),
-        "no_repeat_ngram_size": Range(0, 10**4), "num_return_sequences": Range(1, 1),
+        "no_repeat_ngram_size": Range(0, 10**4), "num_return_sequences": Range(1, 1), "thinking_tokens": Range(0, 131_072),
     },
 }  # fmt: skip
 

@@ -193,14 +193,8 @@ class Config:
         return {**_lists(plain), "out": self.out}
 
 
-CLASSES: Mapping[str, type[Any]] = {
-    "data": DataConfig,
-    "prompt": PromptConfig,
-    "model": ModelConfig,
-    "tuning": TuningConfig,
-    "training": TrainingConfig,
-    "generation": GenerationConfig,
-}
+_ALL: Any = (DataConfig, PromptConfig, ModelConfig, TuningConfig, TrainingConfig, GenerationConfig)
+CLASSES: Mapping[str, type[Any]] = dict(zip(SECTIONS, _ALL, strict=True))
 """The dataclass of each section."""
 
 

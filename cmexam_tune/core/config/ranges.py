@@ -56,7 +56,8 @@ RANGES: Mapping[str, Mapping[str, Range]] = {
         "min_new_tokens": Range(0, 131_072), "num_beams": Range(1, 256), "temperature": Range(0, 100, above=True),
         "top_p": Range(0, 1, above=True), "top_k": Range(0, 10**6), "typical_p": Range(0, 1, above=True),
         "min_p": Range(0, 1), "repetition_penalty": Range(0, 100, above=True), "length_penalty": Range(-100, 100),
-        "no_repeat_ngram_size": Range(0, 10**4), "num_return_sequences": Range(1, 1), "thinking_tokens": Range(0, 131_072),
+        "no_repeat_ngram_size": Range(0, 10**4), "num_return_sequences": Range(1, 1),
+        "thinking_tokens": Range(0, 131_072),
     },
 }  # fmt: skip
 

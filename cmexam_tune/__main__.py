@@ -16,6 +16,7 @@ PROGRAMS = {
     "check": "duplicates, overlap with tests and suspicious questions",
     "stats": "Table 2 of the CMExam paper for any question files",
     "train": "tune a model by a recipe",
+    "runs": "trained and unfinished runs: loss, accuracy, how to go on",
     "predict": "let a tuned or off-the-shelf model answer questions",
     "evaluate": "score predictions and write a report",
     "judge": "score answers to CMB-Clin's cases by models or people",

@@ -86,8 +86,11 @@ def main(argv: Sequence[str]) -> int | None:
         action="store_true",
         help="resume another user's DeepSpeed checkpoint; it can run code",
     )
+    parser.add_argument("--verbose", action="store_true", help="show what the libraries print, too")
     parser.add_argument("--local_rank", "--local-rank", type=int, default=-1, help="set by the launcher")
     got = parser.parse_intermixed_args(list(argv))
+    if got.verbose:
+        os.environ["CMEXAM_TUNE_VERBOSE"] = "1"
     config = load_config(got.config, got.overrides)
     if got.print_config:
         cli.say(dump_config(config).rstrip())

@@ -4,6 +4,7 @@ config.yaml          the resolved configuration
 adapter/             what was tuned: PEFT's format, or a whole model in transformers' (head, full)
 adapter/cmexam_tune.json  what the adapter must be used with: tokenizer, template, style, prefix length
 log.jsonl            everything that was logged
+loss.svg             training and validation loss as a picture
 trainer_state.json   the Trainer's state at the end; its presence says that the run has finished
 environment.json     versions, device and command
 metrics.json         final loss, speed, padding

@@ -18,14 +18,14 @@ from transformers import (
 from cmexam_tune.batching import encoding
 from cmexam_tune.batching.data import Data, encoded_questions
 from cmexam_tune.batching.questions import QuestionFiles
-from cmexam_tune.core import cli
+from cmexam_tune.core import cli, files
 from cmexam_tune.core.config import Config
 from cmexam_tune.core.errors import ConfigError, first_line
 from cmexam_tune.families import Family, Loaded
 from cmexam_tune.models import checkpoint
-from cmexam_tune.runfolder import runs, starting
+from cmexam_tune.runfolder import curve, runs, starting
 from cmexam_tune.training import arguments as arguments_of
-from cmexam_tune.training import callbacks, checkpoints, guards, inside, precision, processes, selfcheck
+from cmexam_tune.training import callbacks, checkpoints, guards, inside, precision, processes, screen, selfcheck
 from cmexam_tune.training.evaluation import ExamTrainer
 from cmexam_tune.tuning import Method
 
@@ -57,6 +57,7 @@ def fit(
         TrainingStopped: training degenerated; a checkpoint from before is kept.
         KeyboardInterrupt: a signal asked for it; a checkpoint is kept.
     """
+    screen.quiet()
     args = arguments_of.build(run.config, run.path)
     _check_evaluation(args, run.config, validation)
     first = args.process_index == 0
@@ -234,6 +235,10 @@ def _finish(run: runs.Run, trainer: ExamTrainer, method: Method, metrics: dict[s
         selfcheck.save_and_verify(run, trainer, method, weights, facts)
         runs.write_json(run.path / runs.METRICS, metrics)
         trainer.state.save_to_json(str(run.path / f".{runs.STATE}"))
+        with files.atomic_write(run.path / "loss.svg") as handle:
+            handle.write(curve.svg(run.log))
         (run.path / f".{runs.STATE}").replace(run.path / runs.STATE)
+        if not args.disable_tqdm:
+            cli.note(curve.text(run.log))
     processes.barrier()
     return runs.Run(run.path, run.config, metrics)

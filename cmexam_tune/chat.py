@@ -1,5 +1,6 @@
 """`cmexam-tune chat`: ask a trained model questions in the terminal."""
 
+import argparse
 import dataclasses
 import random
 import re
@@ -19,10 +20,15 @@ if TYPE_CHECKING:
     from cmexam_tune.families import Loaded
 
 EPILOG = """A message may have several lines; an empty line sends it. A question with lines of options (A ..., B ...) is
-asked in the words that the model was trained on. /reset forgets the conversation, /exit ends it.
+asked in the words that the model was trained on. /help lists the commands.
 
-example:
-  cmexam-tune chat --run runs/lora_llama generation.max_new_tokens=256"""
+examples:
+  cmexam-tune chat --run runs/lora_llama generation.max_new_tokens=256
+  cmexam-tune chat --config zeroshot_qwen model.model_name_or_path=/models/Qwen2.5-7B-Instruct"""
+HELP = """/help    this list
+/reset   forget the conversation
+/exit    end it (also Ctrl-D)
+A message ends with an empty line. Options on lines of their own (A ..., B ...) make it an exam question."""
 Messages = Sequence[Mapping[str, str]]
 """Turns as `{"role": "system" | "user" | "assistant", "content": text}`, the last one by the user."""
 
@@ -35,8 +41,16 @@ class Reply(NamedTuple):
     completion_tokens: int
 
 
+def add_source(parser: argparse.ArgumentParser) -> None:
+    """Add `--run DIR` or `--config NAME_OR_PATH`, and overrides."""
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--run", metavar="DIR", help="a run folder of cmexam-tune train")
+    source.add_argument("--config", metavar="NAME_OR_PATH", help="a recipe whose model answers as it is")
+    cli.add_overrides(parser)
+
+
 def load(run: str | Path, overrides: Sequence[str] = ()) -> "tuple[Config, Loaded]":
-    """Return a run's config and model, on the card where there is one.
+    """Return the config and model of a run, or of a recipe whose model answers as it is, on the card if there is one.
 
     Raises:
         UserError: no finished run, or one whose model chooses among options and cannot write.
@@ -48,6 +62,8 @@ def load(run: str | Path, overrides: Sequence[str] = ()) -> "tuple[Config, Loade
     module: Any = variants.load("families", family)
     if module.task != "generate":
         raise UserError(f"{run}: a model of family {family} chooses an option and writes no text. Use predict.")
+    if family == "endpoint":
+        raise UserError(f"{run}: the model is behind an address already; talk to it there.")
     return source.config, loading.load(source)
 
 
@@ -59,12 +75,11 @@ def reply(config: Config, loaded: "Loaded", messages: Messages) -> Reply:
     Raises:
         UserError: the last message is not the user's, or unusable generation settings.
     """
-    if not messages or messages[-1]["role"] != "user":
-        raise UserError("the last message must have the role user.")
+    asked = put(config, loaded, messages)
     # Where it samples, a conversation is not to be repeated.
     anew = dataclasses.replace(config.generation, seed=random.getrandbits(32))
     decoder = _decoder(dataclasses.replace(config, generation=anew), loaded)
-    written = next(decoder.write([_asked(config, loaded, messages)]))
+    written = next(decoder.write([asked]))
     return Reply(written.text.strip(), written.prompt_tokens, written.tokens)
 
 
@@ -78,7 +93,14 @@ def _decoder(config: Config, loaded: "Loaded") -> Any:
     return family.decoder(loaded, config)
 
 
-def _asked(config: Config, loaded: "Loaded", messages: Messages) -> prompts.Asked:
+def put(config: Config, loaded: "Loaded", messages: Messages) -> prompts.Asked:
+    """Return a conversation as the model is asked.
+
+    Raises:
+        UserError: the last message is not the user's.
+    """
+    if not messages or messages[-1]["role"] != "user":
+        raise UserError("the last message must have the role user.")
     style = prompts.style_of(config.prompt)
     spoken = [m["content"] if m["role"] == "assistant" else _ask(m["content"], style)
               for m in messages if m["role"] != "system"]  # fmt: skip
@@ -116,17 +138,19 @@ def messages_of(lines: Iterator[str]) -> Iterator[str]:
 def main(argv: Sequence[str]) -> int | None:
     """Read the command line and talk until the input ends."""
     parser = cli.Parser("chat", "Ask a trained model questions in the terminal.", EPILOG)
-    parser.add_argument("--run", required=True, metavar="DIR", help="a run folder of cmexam-tune train")
-    cli.add_overrides(parser)
+    add_source(parser)
     got = parser.parse_intermixed_args(list(argv))
-    config, loaded = load(got.run, got.overrides)
-    cli.note("Ask; an empty line sends. /reset forgets the conversation, /exit ends it.")
+    config, loaded = load(got.run or got.config, got.overrides)
+    cli.note("Ask; an empty line sends. /help lists the commands.")
     if not remembers(config, loaded):
         cli.note("This model's template has no form for earlier turns: every message stands for itself.")
     turns: list[dict[str, str]] = []
     for text in messages_of(sys.stdin):
         if text.strip() == "/exit":
             break
+        if text.startswith("/") and text.strip() != "/reset":
+            cli.say(HELP)
+            continue
         if text.strip() == "/reset":
             turns.clear()
             continue

@@ -1,144 +1,245 @@
-"""`cmexam-tune serve`: an OpenAI-compatible endpoint for a trained model.
+"""`cmexam-tune serve`: an OpenAI-compatible endpoint for a model.
 
 `transformers serve` loads neither the first ChatGLM models nor P-tuning prefixes, so this is a small application of its
-own: /v1/models and /v1/chat/completions, with or without streaming, one request at a time.
+own: /v1/chat/completions, /v1/completions, /v1/models and /health. Requests that wait at the same time are one batch.
 """
 
 import dataclasses
-import json
-import threading
+import hmac
+import os
+import socket
 import time
-import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cmexam_tune import chat
-from cmexam_tune.core import cli
+from cmexam_tune.core import cli, documents
 from cmexam_tune.core.config import Config
 from cmexam_tune.core.errors import UserError
+from cmexam_tune.core.schema import Question
+from cmexam_tune.prediction.protocol import FIELDS, NEUTRAL, Refused, completion, conversation, events, number
+from cmexam_tune.prompts import Asked
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI
+    from fastapi import FastAPI, Request
 
     from cmexam_tune.families import Loaded
+    from cmexam_tune.models.items import Written
+    from cmexam_tune.prediction.together import Together
 
 EPILOG = """needs: pip install 'cmexam_tune[serve]'
 
-example:
+examples:
   cmexam-tune serve --run runs/lora_llama
+  cmexam-tune serve --config zeroshot_qwen model.model_name_or_path=/models/Qwen2.5-7B-Instruct --api-key SECRET
   curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' \\
     -d '{"model": "lora_llama", "messages": [{"role": "user", "content": "..."}]}'"""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+KEY = "CMEXAM_TUNE_API_KEY"
+MAX_PORT = 65_535
 
 
-def application(config: Config, loaded: "Loaded", name: str) -> "FastAPI":
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What one request may cost."""
+
+    body: int = 1 << 20
+    """Bytes."""
+    prompt_tokens: int = 8192
+    output_tokens: int = 2048
+    seconds: float = 300.0
+    """From the request to its answer, waiting included."""
+
+
+def application(
+    config: Config, loaded: "Loaded", name: str, limits: Limits | None = None, api_key: str | None = None
+) -> "FastAPI":
     """Return the web application that answers with `loaded` under the model name `name`.
 
     Raises:
         UserError: fastapi is not installed.
     """
     try:
-        from fastapi import FastAPI
+        from fastapi import FastAPI, Request
         from fastapi.responses import JSONResponse, StreamingResponse
     except ImportError:
         raise UserError("serve needs fastapi and uvicorn: pip install 'cmexam_tune[serve]'") from None
-    app = FastAPI(title="cmexam_tune")
-    busy = threading.Lock()
+    from cmexam_tune.prediction.together import Together
+
+    app = FastAPI(title="cmexam_tune", docs_url=None, redoc_url=None, openapi_url=None)
+    service = Service(config, loaded, name, limits or Limits(), api_key, Together(loaded, config.generation.batch_size))
+
+    @app.get("/health")
+    def health() -> dict[str, str]:
+        return {"status": "ok"}
 
     @app.get("/v1/models")
     def models() -> dict[str, Any]:
         entry = {"id": name, "object": "model", "created": 0, "owned_by": "cmexam_tune"}
         return {"object": "list", "data": [entry]}
 
-    def answer(request: dict[str, Any]) -> Any:
+    async def answer(request: Request) -> Any:
         try:
-            with busy:
-                said = chat.reply(_config(config, request), loaded, _messages(request, name))
-        except UserError as error:
-            kind = {"message": str(error), "type": "invalid_request_error", "param": None, "code": None}
-            return JSONResponse({"error": kind}, status_code=400)
-        if request.get("stream"):
-            return StreamingResponse(_events(said, name), media_type="text/event-stream")
-        return _completion(said, name)
+            wanted = service.read(request.headers, await _body(request, service.limits.body))
+            written = await service.answer(wanted, request)
+        except Refused as refused:
+            return JSONResponse(refused.content(), refused.status)
+        except Exception as error:  # noqa: BLE001 - the client gets an error object, whatever happened
+            cli.note(f"error: {type(error).__name__}: {error}")
+            return JSONResponse(Refused(500, "the model failed; see the server's output.").content(), 500)
+        chatting = "messages" in wanted
+        if wanted.get("stream"):
+            return StreamingResponse(events(written, wanted, name, chatting), media_type="text/event-stream")
+        return JSONResponse(completion(written, wanted, name, chatting))
 
+    answer.__annotations__["request"] = Request
     app.post("/v1/chat/completions", response_model=None)(answer)
+    app.post("/v1/completions", response_model=None)(answer)
     return app
 
 
-def _messages(request: Mapping[str, Any], name: str) -> list[dict[str, str]]:
-    if request.get("model", name) != name:
-        raise UserError(f"model {request['model']!r} is not served here; the model is {name!r}.")
-    messages = request.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise UserError("messages: a list with at least one message is needed.")
-    found = []
-    for number, message in enumerate(messages):
-        content = message.get("content") if isinstance(message, dict) else None
-        if isinstance(content, list):
-            content = "".join(part.get("text", "") for part in content if isinstance(part, dict))
-        if not isinstance(content, str) or message.get("role") not in ("system", "user", "assistant"):
-            raise UserError(f"messages[{number}]: a role (system, user, assistant) and a content of text are needed.")
-        found.append({"role": str(message["role"]), "content": content})
-    return found
+async def _body(request: "Request", limit: int) -> str:
+    received = b""
+    async for part in request.stream():
+        received += part
+        if len(received) > limit:
+            raise Refused(413, f"the request is larger than {limit:,} bytes.")
+    try:
+        return received.decode("utf-8")
+    except UnicodeDecodeError:
+        raise Refused(400, "the request is not UTF-8.") from None
 
 
-def _config(config: Config, request: Mapping[str, Any]) -> Config:
-    """Return the run's config with the request's decoding: it samples only where a temperature above 0 is asked for."""
-    changes: dict[str, Any] = {}
-    if limit := request.get("max_completion_tokens") or request.get("max_tokens"):
-        changes["max_new_tokens"] = limit
-    if request.get("temperature"):
-        changes |= {"do_sample": True, "temperature": request["temperature"], "top_p": request.get("top_p") or 1.0}
-    if request.get("n", 1) != 1:
-        raise UserError("n: one completion for each request.")
-    for key, value in changes.items():
-        if key != "do_sample" and (isinstance(value, bool) or not isinstance(value, int | float) or value <= 0):
-            raise UserError(f"{key}: a number above 0 is needed, got {value!r}.")
-    generation = dataclasses.replace(config.generation, arguments={**config.generation.arguments, **changes})
-    return dataclasses.replace(config, generation=generation)
+@dataclasses.dataclass(frozen=True)
+class Service:
+    """What is the same for every request."""
+
+    config: Config
+    loaded: "Loaded"
+    name: str
+    limits: Limits
+    api_key: str | None
+    together: "Together"
+
+    def read(self, headers: Mapping[str, str], body: str) -> dict[str, Any]:
+        """Return a request as the protocol describes it, or refuse it."""
+        given = headers.get("authorization", "").removeprefix("Bearer ")
+        if self.api_key is not None and not hmac.compare_digest(given.encode(), self.api_key.encode()):
+            raise Refused(401, "the API key is missing or wrong (Authorization: Bearer KEY).")
+        try:
+            wanted = documents.parse_json(body, "request")
+        except UserError as error:
+            raise Refused(400, str(error)) from None
+        if not isinstance(wanted, dict):
+            raise Refused(400, f"request: an object is needed, found {type(wanted).__name__}.")
+        for field, value in wanted.items():
+            if field in NEUTRAL and value is not None and value not in NEUTRAL[field]:
+                raise Refused(400, f"{field}: only {NEUTRAL[field][0]!r} is possible here.", field)
+            if field not in NEUTRAL and field not in FIELDS:
+                raise Refused(400, f"{field[:100]}: is not supported here.", field[:100])
+        if wanted.get("model", self.name) != self.name:
+            raise Refused(404, f"model {wanted['model']!r} is not served here; the model is {self.name!r}.", "model")
+        return wanted
+
+    async def answer(self, wanted: Mapping[str, Any], request: "Request") -> "Written":
+        """Return what the model writes; stop working on it when the client has left or time is up."""
+        import asyncio
+
+        config = self._decoding(wanted)
+        waiting = None
+        try:
+            asked, config = self._asked(wanted, config)
+            tokens = await asyncio.to_thread(self.together.prompt_tokens, asked, config)
+            if tokens > self.limits.prompt_tokens:
+                raise Refused(
+                    400, f"{tokens:,} tokens of prompt; {self.limits.prompt_tokens:,} are possible.", "messages"
+                )
+            waiting = self.together.submit(asked, config)
+            ready = asyncio.wrap_future(waiting.future)
+            end = time.monotonic() + self.limits.seconds
+            while not ready.done():
+                await asyncio.wait({ready}, timeout=0.2)
+                if not ready.done() and (await request.is_disconnected() or time.monotonic() > end):
+                    raise Refused(504, f"no answer within {self.limits.seconds:g} seconds.")
+            return ready.result()
+        except UserError as error:
+            raise Refused(400, str(error)) from None
+        finally:
+            if waiting is not None:
+                waiting.abandon()
+
+    def _asked(self, wanted: Mapping[str, Any], config: Config) -> tuple[Asked, Config]:
+        if "messages" in wanted:
+            return chat.put(config, self.loaded, conversation(wanted["messages"])), config
+        prompt = wanted.get("prompt")
+        if not isinstance(prompt, str) or not prompt:
+            raise Refused(400, "messages or prompt: one of them is needed; a prompt is a text.", "prompt")
+        nothing = Question("prompt", "?", {"A": "?", "B": "?"}, None)
+        bare = dataclasses.replace(config.prompt, template="none", system=None)
+        return Asked(nothing, lambda question: prompt), dataclasses.replace(config, prompt=bare)
+
+    def _decoding(self, wanted: Mapping[str, Any]) -> Config:
+        """Return the config with the request's decoding: it samples only where a temperature above 0 is asked for."""
+        arguments: dict[str, Any] = dict(self.config.generation.arguments)
+        limit = number(wanted, "max_completion_tokens" if "max_completion_tokens" in wanted else "max_tokens", 1, None)
+        if limit is not None and (limit != int(limit) or limit > self.limits.output_tokens):
+            raise Refused(400, f"max_tokens: a whole number, at most {self.limits.output_tokens:,}.", "max_tokens")
+        if limit or "max_new_tokens" in arguments:
+            arguments["max_new_tokens"] = min(int(limit or arguments["max_new_tokens"]), self.limits.output_tokens)
+        temperature, top_p = number(wanted, "temperature", 0, 2), number(wanted, "top_p", 0, 1)
+        if temperature:
+            arguments |= {"do_sample": True, "temperature": temperature, "top_p": top_p or 1.0}
+        stops = wanted.get("stop") or []
+        if not isinstance(stops, str) and not (isinstance(stops, list) and all(isinstance(s, str) for s in stops)):
+            raise Refused(400, "stop: a text or a list of texts is needed.", "stop")
+        if not isinstance(wanted.get("stream") or False, bool):
+            raise Refused(400, "stream: true or false is needed.", "stream")
+        generation = dataclasses.replace(self.config.generation, arguments=arguments)
+        return dataclasses.replace(self.config, generation=generation)
 
 
-def _completion(said: chat.Reply, name: str) -> dict[str, Any]:
-    choice = {"index": 0, "message": {"role": "assistant", "content": said.text}, "finish_reason": "stop"}
-    usage = {
-        "prompt_tokens": said.prompt_tokens,
-        "completion_tokens": said.completion_tokens,
-        "total_tokens": said.prompt_tokens + said.completion_tokens,
-    }
-    return {**_envelope("chat.completion", name), "choices": [choice], "usage": usage}
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens.
 
-
-def _events(said: chat.Reply, name: str) -> Iterator[str]:
-    head = _envelope("chat.completion.chunk", name)
-    for delta, end in (({"role": "assistant", "content": said.text}, None), ({}, "stop")):
-        chunk = {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": end}]}
-        yield f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n"
-    yield "data: [DONE]\n\n"
-
-
-def _envelope(kind: str, name: str) -> dict[str, Any]:
-    return {"id": f"chatcmpl-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": name}
+    Raises:
+        UserError: no such address or port, or another program listens there.
+    """
+    if not 0 <= port <= MAX_PORT:
+        raise UserError(f"--port {port}: 0 (any free one) to {MAX_PORT:,} are possible.")
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise UserError(f"--host {host} --port {port}: {error.strerror or error}. Choose another.") from None
 
 
 def main(argv: Sequence[str]) -> int | None:
     """Read the command line and serve until interrupted."""
-    parser = cli.Parser(
-        "serve", "Serve a trained model by the OpenAI protocol, on this machine only by default.", EPILOG
-    )
-    parser.add_argument("--run", required=True, metavar="DIR", help="a run folder of cmexam-tune train")
+    parser = cli.Parser("serve", "Serve a model by the OpenAI protocol, on this machine only by default.", EPILOG)
+    chat.add_source(parser)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
-    parser.add_argument("--port", type=int, default=8000, help="port to listen on (default: 8000)")
-    parser.add_argument("--name", help="the model's name in requests (default: the run folder's)")
-    cli.add_overrides(parser)
+    parser.add_argument("--port", type=int, default=8000, help="port to listen on, 0 for any (default: 8000)")
+    parser.add_argument("--name", help="the model's name in requests (default: the run folder's or recipe's)")
+    parser.add_argument("--api-key", default=os.environ.get(KEY), help=f"what clients must send (default: ${KEY})")
+    for limit in dataclasses.fields(Limits):
+        flag = f"--max-{limit.name.replace('_', '-')}"
+        parser.add_argument(
+            flag, type=limit.type, default=limit.default, help="for each request (default: %(default)s)"
+        )
     got = parser.parse_intermixed_args(list(argv))
-    config, loaded = chat.load(got.run, got.overrides)
-    app = application(config, loaded, got.name or Path(got.run).resolve().name)
-    import uvicorn
+    limits = Limits(got.max_body, got.max_prompt_tokens, got.max_output_tokens, got.max_seconds)
+    if min(dataclasses.astuple(limits)) <= 0:
+        raise UserError("--max-...: a limit must be above 0.")
+    with listen(got.host, got.port) as opened:
+        config, loaded = chat.load(got.run or got.config, got.overrides)
+        name = got.name or Path(got.run or got.config).resolve().stem
+        app = application(config, loaded, name, limits, got.api_key)
+        import uvicorn
 
-    if got.host not in LOOPBACK:
-        cli.note(f"warning: {got.host} can be reached from other machines, and nothing asks for a password.")
-    uvicorn.run(app, host=got.host, port=got.port, log_level="warning")
+        if got.host not in LOOPBACK and not got.api_key:
+            cli.note(f"warning: {got.host} can be reached from other machines, and nothing asks for a key (--api-key).")
+        cli.say(f"{name}: http://{got.host}:{opened.getsockname()[1]}/v1")
+        uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[opened])
     return None
 
 

@@ -40,6 +40,8 @@ class Decoder:
         # transformers' model itself; PEFT's layers stay inside it.
         self.model: Any = loaded.model.get_base_model() if isinstance(loaded.model, PeftModel) else loaded.model
         self.pad = int(self.tokenizer.pad_token_id or 0)
+        self.stopping: list[Any] = []
+        """More of transformers' stopping criteria, for `write`."""
         self._priors: dict[str, dict[str, float]] = {}
         self._examples: dict[Any, int] = {}
 
@@ -107,7 +109,7 @@ class Decoder:
         for batch in self._batches(self.ask(asked)):
             rows = [item.ids + self.codec.lead for item in batch.items]
             width = max(len(row) for row in rows)
-            stops: list[Any] = self._stops(width, chosen)
+            stops: list[Any] = [*self.stopping, *self._stops(width, chosen)]
             keys = [item.question.id for item in batch.items]
             draws = [] if shaping is None else [sampling.Draw(shaping, keys, self.config.generation.seed)]
             new = self._generate(rows, chosen, batch.start, stopping_criteria=stops, logits_processor=draws)

@@ -39,7 +39,6 @@ setup(
         "deepspeed>=0.19.8",
         "defusedxml>=0.7.1",
         "evaluate>=0.4.6",
-        "filelock>=3.20",
         "huggingface_hub",
         "jieba>=0.42.1",
         "numpy>=2.0.2",

@@ -185,19 +185,25 @@ def lock(path: str | Path) -> Iterator[None]:
     Raises:
         UserError: another process holds it.
     """
-    from filelock import FileLock, Timeout
-
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    held = FileLock(path.with_name(f".{path.name}.lock"), timeout=0)
-    try:
-        held.acquire()
-    except Timeout:
-        raise UserError(f"{path}: another process is writing it. Wait for it, or choose another output.") from None
+    place = path.with_name(f"{_prefix(path)}{hashlib.sha256(os.fsencode(path.name)).hexdigest()[:8]}.lock")
+    while True:
+        held = os.open(place, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(held)
+            raise UserError(f"{path}: another process is writing it. Wait for it, or choose another output.") from None
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(held), place.stat()):
+                break
+        os.close(held)  # its holder has removed it in between
     try:
         yield
     finally:
-        held.release()
+        place.unlink(missing_ok=True)
+        os.close(held)
 
 
 def sha256(path: str | Path) -> str:

@@ -161,7 +161,6 @@ def test_own_words_replace_the_style_everywhere() -> None:
         ("write", "{{letters}}", "no {letters}"),
         ("option_order", "rotate", "rotate:1"),
         ("option_order", "shuffle:-1", "shuffle:7"),
-        ("shots", -1, "0 to 100"),
     ],
 )
 def test_mistakes_in_the_section_prompt(key: str, value: object, message: str) -> None:
@@ -217,6 +216,9 @@ def test_a_prompt_file_becomes_part_of_the_config(tmp_path: Path) -> None:
     (tmp_path / "other.yaml").write_text('ask: "{question}？"\n', encoding="utf-8")
     changed = load_config(recipe, [f"prompt.file={tmp_path / 'other.yaml'}"]).prompt
     assert (changed.ask, changed.write) == ("{question}？", "选{letters}")
+    for word in ("prompt.shots=-1", "prompt.shots=101", "generation.votes=0", "generation.votes=3"):
+        with pytest.raises(ConfigError, match=word.partition("=")[0].partition(".")[2]):
+            load_config(recipe, [word])
     with pytest.raises(ConfigError, match=r"nope\.yaml: no such file"):
         load_config(recipe, ["prompt.file=nope.yaml"])
     (tmp_path / "bad.yaml").write_text("asks: x\n", encoding="utf-8")

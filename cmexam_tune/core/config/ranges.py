@@ -36,7 +36,7 @@ class Range(NamedTuple):
 _COUNT, _SHARE, _LENGTH = Range(1, 10**9), Range(0, 1, below=True), Range(1, 10**6)
 RANGES: Mapping[str, Mapping[str, Range]] = {
     "data": {"max_train_samples": _COUNT, "max_eval_samples": _COUNT, "num_workers": Range(1, 1024)},
-    "prompt": {"max_source_length": _LENGTH, "max_target_length": _LENGTH},
+    "prompt": {"max_source_length": _LENGTH, "max_target_length": _LENGTH, "shots": Range(0, 100)},
     "training": {
         "global_batch_size": _LENGTH, "max_tokens_per_batch": _COUNT, "early_stopping_patience": _COUNT,
         "learning_rate": Range(0, 100, above=True), "weight_decay": Range(0, 100), "max_grad_norm": Range(0, 10**6),
@@ -56,7 +56,7 @@ RANGES: Mapping[str, Mapping[str, Range]] = {
         "min_new_tokens": Range(0, 131_072), "num_beams": Range(1, 256), "temperature": Range(0, 100, above=True),
         "top_p": Range(0, 1, above=True), "top_k": Range(0, 10**6), "typical_p": Range(0, 1, above=True),
         "min_p": Range(0, 1), "repetition_penalty": Range(0, 100, above=True), "length_penalty": Range(-100, 100),
-        "no_repeat_ngram_size": Range(0, 10**4), "num_return_sequences": Range(1, 1),
+        "no_repeat_ngram_size": Range(0, 10**4), "num_return_sequences": Range(1, 1), "votes": Range(1, 1000),
         "thinking_tokens": Range(0, 131_072),
     },
 }  # fmt: skip

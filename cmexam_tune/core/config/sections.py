@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 from cmexam_tune.core.config import words
 
-MAX_SHOTS, MAX_VOTES = 100, 1000
 SECTIONS = ("data", "prompt", "model", "tuning", "training", "generation")
 
 
@@ -65,15 +64,13 @@ class PromptConfig:
     """At prediction: options in another order, `rotate:K` or `shuffle:SEED`; `answer` is in the exam's letters."""
 
     def __post_init__(self) -> None:
-        """Refuse own words that cannot be filled, and what is no number of examples or no order."""
+        """Refuse own words that cannot be filled, and what is no order of options."""
         if self.ask is not None:
             words.check_text(self.ask, "ask", words.ASK, ("question",))
         if self.write is not None:
             words.check_text(self.write, "write", words.WRITE, words.WRITE)
         if self.option_order is not None:
             words.check_order(self.option_order)
-        if not 0 <= self.shots <= MAX_SHOTS:
-            raise ValueError(f"shots: {self.shots} examples; 0 to {MAX_SHOTS} are possible")
 
 
 @dataclass(frozen=True)
@@ -163,8 +160,6 @@ class GenerationConfig:
 
     def __post_init__(self) -> None:
         """Refuse several outputs that would all be the same."""
-        if not 1 <= self.votes <= MAX_VOTES:
-            raise ValueError(f"votes: {self.votes} outputs; 1 to {MAX_VOTES} are possible")
         if self.votes > 1 and (self.mode != "generate" or not self.arguments.get("do_sample")):
             raise ValueError(
                 f"votes: {self.votes} outputs would all be the same. Add generation.mode=generate and "

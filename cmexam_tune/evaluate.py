@@ -12,6 +12,7 @@ from cmexam_tune.core import cli, files, jsonl
 from cmexam_tune.core.errors import DataError, UserError
 from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.interop import predictions as others
+from cmexam_tune.overlap import leaks
 from cmexam_tune.paper import published as paper
 from cmexam_tune.profiles import Profile
 from cmexam_tune.report import building, identity, provenance, sections, training, writing
@@ -56,26 +57,25 @@ def evaluate(  # noqa: PLR0913 - one argument for each flag of the program
     baseline: Predictions | None = None,
     published: str | None = None,
     name: str | Sequence[str] = (),
+    overlap: str | Path | None = None,
     latex: bool = False,
     seeds: bool | None = None,
     overwrite: bool = False,
 ) -> building.FullReport:
-    """Score predictions, and write the report to the folder `out` if one is given.
+    """Score predictions, write the report to the folder `out` if one is given, and return it.
 
     Args:
-        predictions: records or a file (also another tool's, see `interop.predictions`); several are set side by side.
+        predictions: records or a file (also another tool's, see `interop.predictions`); several: side by side.
         questions: the questions file or records that were predicted: exactly these ids.
         out: folder for report.json, report.md and report.html.
         profile: whose rules: one of `profiles.names()`, or `all` for `standard` with the scores of all of them.
         baseline: predictions of the same questions to compare with, question by question.
         published: show published numbers beside the run: one of `paper.published.names()`.
         name: what the run is called, or a name for each of several files.
+        overlap: what `check` wrote about these questions: those that were also elsewhere are scored apart.
         latex: also write report.tex.
         seeds: whether several files are seeds of one experiment; default: as the notes beside them say.
         overwrite: replace a report in `out`.
-
-    Returns:
-        The report; where there are several files, of the first.
 
     Raises:
         UserError: a file is missing, broken or of other questions, a report exists, the profile or paper is unknown.
@@ -96,6 +96,7 @@ def evaluate(  # noqa: PLR0913 - one argument for each flag of the program
         known = f"{against.name} (baseline)" if against.name in runs else against.name
         runs[known] = _grade(asked, against, rules)
         result = replace(result, comparison=comparison.compare(runs[known], graded, rules.smoothing, against.name))
+    result = replace(result, subsets=leaks.subsets(graded, result.comparison, sources["questions"], overlap))
     return result if out is None else writing.write(result, runs, out, overwrite=overwrite, latex=latex)
 
 
@@ -216,6 +217,7 @@ def main(argv: Sequence[str]) -> int | None:
         action=argparse.BooleanOptionalAction,
         help="several files are seeds of one experiment: mean and deviation (default: as the notes beside them say)",
     )
+    parser.add_argument("--overlap", metavar="FILE", help="<stem>.overlap.jsonl of check: score those questions apart")
     parser.add_argument("--latex", action="store_true", help="also write report.tex")
     parser.add_argument("--overwrite", action="store_true", help="replace a report in DIR")
     args = parser.parse_args(argv)
@@ -227,6 +229,7 @@ def main(argv: Sequence[str]) -> int | None:
         baseline=args.baseline,
         published=args.published,
         name=args.name,
+        overlap=args.overlap,
         latex=args.latex,
         seeds=args.seeds,
         overwrite=args.overwrite,
@@ -248,6 +251,8 @@ def _say(report: building.FullReport) -> None:
         cli.say(f"\n{sections.pairs(report.pairs)}")
     if report.comparison:
         cli.say(f"\n{sections.comparison(report.comparison)}")
+    for one in report.subsets:
+        cli.say(one.sentence)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from cmexam_tune.batching.questions import QuestionFiles
 from cmexam_tune.core import cli
 from cmexam_tune.core.config import Config, dump_config, load_config
 from cmexam_tune.core.errors import ConfigError
+from cmexam_tune.overlap import leaks
 from cmexam_tune.runfolder import runs, starting
 
 
@@ -47,6 +48,7 @@ def train(
         cli.note(f"{run.path}: this run has finished; nothing to do. --overwrite trains it again.")
         return run
     questions, validation = question_files(config)
+    _warn_of_leaks(config)
     from cmexam_tune.training import loop
 
     return loop.fit(run, questions, validation, overwrite=overwrite, trusted=trust_checkpoint)
@@ -61,6 +63,13 @@ def question_files(config: Config) -> tuple[QuestionFiles, QuestionFiles]:
     data = config.data
     train = QuestionFiles.of(data.train, data.max_train_samples, "train")
     return train, QuestionFiles.of(data.validation, data.max_eval_samples, "validation")
+
+
+def _warn_of_leaks(config: Config) -> None:
+    """Tell whose questions for validation or test are also trained on."""
+    held_out = [path for path in (*config.data.validation, *config.data.test) if Path(path).is_file()]
+    if held_out and os.environ.get("RANK", "0") == "0" and (text := leaks.warning(config.data.train, held_out)):
+        cli.note(text)
 
 
 def main(argv: Sequence[str]) -> int | None:

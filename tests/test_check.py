@@ -8,9 +8,11 @@ import pytest
 
 from cmexam_tune import check, preprocess
 from cmexam_tune.core import cli, jsonl
-from cmexam_tune.core.schema import Question
+from cmexam_tune.core.errors import DataError
+from cmexam_tune.core.schema import Prediction, Question
+from cmexam_tune.evaluate import evaluate
 from cmexam_tune.exams import cmb, cmexam
-from cmexam_tune.overlap import errata, findings, minhash, texts
+from cmexam_tune.overlap import errata, findings, leaks, minhash, texts
 from cmexam_tune.overlap.pairs import Index
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -175,7 +177,9 @@ def test_short_texts_and_few_questions():
 def test_known_errors_of_cmb():
     facets = {"exam_type": "药师考试", "exam_class": "初级中药士"}
     hit = errata.doubtful([q("5205", facets=facets), q("5218", facets=facets), q("5205"), q("1", facets=facets)])
-    assert hit == {"cmb-test-2024-02": {"5205"}, "cmb-test-one-letter": {"5205"}, "cmb-test-unsorted": {"5218"}}
+    named = {name: ids for (name, _), ids in hit.items()}
+    once = {"5205"}
+    assert named == {"cmb-test-2024-02": once, "cmb-test-one-letter": once, "cmb-test-unsorted": {"5218"}}
     sizes = {one.name: len(set(one.ids)) for one in errata.errata()}
     assert sizes == {"cmb-test-2024-02": 29, "cmb-test-one-letter": 25, "cmb-test-unsorted": 4}
 
@@ -253,3 +257,76 @@ def test_the_released_files(tmp_path):
             near |= {(one.id, name) for name, held in grams if len(mine & held) / len(mine | held) >= 0.7}
     assert {(one.id, one.other_id) for one in result.overlaps if one.against and one.jaccard >= 0.7} == near
     assert sum(one.finding == "explanation-contradicts" for one in result.findings) < 10
+
+
+def scored(tmp_path, right, baseline=None):
+    """Evaluate 40 questions, those in `right` answered right, after a check that found t0 to t3 in train."""
+    tests = [q(f"t{i}", f"第{i}道题目，题干各不相同，编号{i * 7919}", FIVE, "B") for i in range(40)]
+    test = write(tmp_path, "test", tests)
+    train = write(tmp_path, "train", [q(f"q{i}", tests[i].stem) for i in range(4)])
+    check.check([train], [test], tmp_path / "checked", overwrite=True)
+    files = {}
+    for name, ids in {"run": right, "base": baseline}.items():
+        if ids is not None:
+            files[name] = tmp_path / f"{name}.jsonl"
+            answers = [Prediction(one.id, f"答案：{'B' if one.id in ids else 'A'}") for one in tests]
+            jsonl.write(files[name], answers, overwrite=True)
+    report = evaluate(
+        files["run"],
+        test,
+        tmp_path / "report",
+        baseline=files.get("base"),
+        overlap=tmp_path / "checked/train.overlap.jsonl",
+        overwrite=True,
+    )
+    return report.subsets[0]
+
+
+def test_scores_with_and_without_what_was_trained_on(tmp_path):
+    found = scored(tmp_path, {f"t{i}" for i in range(22)}, {f"t{i}" for i in range(2, 20)})
+    assert (found.everything.n, found.only.n, found.without.n) == (40, 4, 36)
+    assert (found.everything.accuracy, found.only.accuracy, found.without.accuracy) == (55.0, 100.0, 50.0)
+    low, high = found.without.accuracy_ci
+    assert low < 50 < high and (found.gain, found.gain_only) == (10.0, 5.0)
+    for words in (
+        "4 of 40 questions",
+        "55.00 with them, 50.00 without",
+        "of the +10.00 points",
+        "+5.00 come from these 4",
+    ):
+        assert words in found.sentence
+    text = (tmp_path / "report/report.md").read_text("utf-8")
+    assert "With and without" in text and "55.00 with them" in text
+    assert json.loads((tmp_path / "report/report.json").read_text("utf-8"))["subsets"][0]["only"]["n"] == 4
+
+
+def test_a_check_of_other_files_says_so(tmp_path, capsys):
+    scored(tmp_path, {"t1"})
+    jsonl.write(tmp_path / "run2.jsonl", [Prediction("x", "A")])
+    other = write(tmp_path, "other", [q("x", "别的题目")])
+    report = evaluate(tmp_path / "run2.jsonl", other, overlap=tmp_path / "checked/train.overlap.jsonl")
+    assert "no pair of" in capsys.readouterr().err
+    assert report.subsets[0].sentence.startswith("None of the 1 questions")
+    with pytest.raises(DataError, match=r"run2\.jsonl:1: no pair of `cmexam-tune check`"):
+        evaluate(tmp_path / "run2.jsonl", other, overlap=tmp_path / "run2.jsonl")
+
+
+def test_known_errors_are_scored_apart(tmp_path):
+    facets = {"exam_type": "药师考试", "exam_class": "初级中药士"}
+    asked = [q(str(i), f"第{i}题", facets=facets) for i in (5205, 5206, 5207, 5218)]
+    report = evaluate([Prediction(one.id, "B" if one.id != "5205" else "A") for one in asked], asked)
+    found = {one.name.split(" ")[0]: (one.only.n, one.without.accuracy) for one in report.subsets}
+    assert found == {
+        "cmb-test-2024-02": (1, 100.0),
+        "cmb-test-one-letter": (1, 100.0),
+        "cmb-test-unsorted": (1, 66 + 2 / 3),
+    }
+
+
+def test_training_says_when_it_sees_what_is_held_out(tmp_path):
+    train = write(tmp_path, "train", [q("a"), q("b", "另一题")])
+    test = write(tmp_path, "test", [q("x", options=dict(zip("ABCDE", reversed(FIVE.values()), strict=True)))])
+    clean = write(tmp_path, "clean", [q("y", "第三题")])
+    text = leaks.warning([str(train)], [str(test), str(clean)])
+    assert f"1 of {test}" in text and f"check --questions {train} --against {test} --out" in text
+    assert leaks.warning([str(train)], [str(clean)]) is None

@@ -9,7 +9,7 @@ from cmexam_tune.core.schema import Question
 from cmexam_tune.core.strict import Problems, build
 from cmexam_tune.overlap.findings import missing_case
 
-MISSING_STEM = "missing-stem"
+MISSING_STEM = ("missing-stem", "points at a case or list above it that is not there")
 
 
 @dataclass(frozen=True)
@@ -49,16 +49,16 @@ def known_problems(question: Question) -> Iterator[tuple[str, str]]:
             yield "known-error", f"{erratum.name}: {erratum.problem}"
 
 
-def doubtful(questions: Iterable[Question]) -> dict[str, set[str]]:
-    """Return erratum -> ids of the questions that have it, and `missing-stem` -> those without what they point at.
+def doubtful(questions: Iterable[Question]) -> dict[tuple[str, str], set[str]]:
+    """Return (erratum, problem) -> ids of the questions that have it; `missing-stem` lacks what it points at.
 
     Only exams that say which exam they are (CMB's facets) are looked at; errata that hit nothing are left out.
     """
-    found: dict[str, set[str]] = {}
+    found: dict[tuple[str, str], set[str]] = {}
     for question in questions:
         for erratum in errata():
             if erratum.hits(question):
-                found.setdefault(erratum.name, set()).add(question.id)
+                found.setdefault((erratum.name, erratum.problem), set()).add(question.id)
         if "exam_class" in question.facets and missing_case(question):
             found.setdefault(MISSING_STEM, set()).add(question.id)
     return found

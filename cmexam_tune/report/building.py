@@ -15,10 +15,11 @@ from cmexam_tune.scoring.bridge import Bridge
 from cmexam_tune.scoring.comparison import Comparison, Pair, Spread
 from cmexam_tune.scoring.grading import Graded
 from cmexam_tune.scoring.letters import PartialCredit, partial_credit
+from cmexam_tune.scoring.subsets import Subset
 
 _OPTIONAL = (
     "runs", "summary", "agreement", "flips", "ranking", "pairs", "bridges", "comparison", "profiles", "identity",
-    "explanations", "training",
+    "explanations", "training", "subsets",
 )  # fmt: skip
 
 
@@ -52,6 +53,8 @@ class FullReport(Report):
     comparison: Comparison | None = None
     profiles: Mapping[str, Scores] = field(default_factory=dict)
     """The same outputs by every profile."""
+    subsets: tuple[Subset, ...] = ()
+    """With and without questions that were in the training data, or whose answers are known to be doubtful."""
     identity: Identity | None = None
     explanations: Consistency | None = None
     """Whether explanations argue for the answer above them."""

@@ -12,6 +12,7 @@ from cmexam_tune.scoring.breakdowns import Breakdown, Cell
 from cmexam_tune.scoring.bridge import Bridge
 from cmexam_tune.scoring.comparison import Comparison, Pair
 from cmexam_tune.scoring.letters import PartialCredit
+from cmexam_tune.scoring.subsets import Share, Subset
 
 BASELINES = {
     "uniform_subset": "Random set of letters",
@@ -37,6 +38,7 @@ def tables(report: FullReport) -> list[Table]:
         *([baselines(report)] if report.baselines else []),
         *([published(report.published, report.overall)] if report.published else []),
         *([comparison(report.comparison)] if report.comparison else []),
+        *([subsets(report.subsets)] if report.subsets else []),
         *(breakdown(one, columns, report.published) for one in report.tables),
         by_length(report.by_length),
     ]
@@ -183,6 +185,19 @@ def credit(found: Mapping[str, PartialCredit]) -> Table:
     )
     head = ("right letters", "n", "exact", "Jaccard", "precision of letters", "recall of letters")
     return Table(head, lines, "Questions with one and with several right letters")
+
+
+def subsets(found: Sequence[Subset]) -> Table:
+    """Return accuracy with and without some questions, and what it says in words."""
+    lines = [("all", *_accuracy(found[0].everything))]
+    for one in found:
+        lines += [(f"{one.name}: only", *_accuracy(one.only)), (f"{one.name}: without", *_accuracy(one.without))]
+    words = " ".join(one.sentence for one in found)
+    return Table(("", "n", "Acc", "95% CI"), tuple(lines), "With and without", words)
+
+
+def _accuracy(share: Share) -> tuple[str, str, str]:
+    return str(share.n), cell("", share.accuracy), cell("", share.accuracy_ci)
 
 
 def breakdown(one: Breakdown, columns: Sequence[str], numbers: Published | None) -> Table:

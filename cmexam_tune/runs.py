@@ -1,4 +1,4 @@
-"""`cmexam-tune runs`: what lies in a folder of runs, how good each is, and how to go on."""
+"""`cmexam-tune runs`: the runs in a folder, how good each is, and how to go on."""
 
 import shlex
 import time

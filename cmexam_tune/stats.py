@@ -84,7 +84,7 @@ def stats(questions: Sequence[str | Path]) -> dict[str, dict[str, Any]]:
 
     Raises:
         UserError: a file is missing or empty, or two have the same name.
-        DataError: a line is not a question, or a broken report lies beside the file.
+        DataError: a line is not a question, or there is a broken report beside the file.
     """
     table: dict[str, dict[str, Any]] = {}
     total, added_in_all = Tally(), 0

@@ -45,7 +45,7 @@ def build(family: str, out: str | Path, overwrite: bool = False, **sizes: int) -
     Args:
         family: llama, qwen (chat template, tied embeddings), bert, chatglm (the first ChatGLM-6B's layout), chatglm2.
         out: folder to write.
-        overwrite: replace a tiny model that lies there; nothing else is ever replaced.
+        overwrite: replace a tiny model that is there; nothing else is ever replaced.
         sizes: `hidden`, `layers`, `vocab` (rows of the embedding, at least the tokenizer's) and `seed`.
 
     Raises:

@@ -26,14 +26,14 @@ def train(
         config: a Config, or the path or name of a recipe.
         overrides: `section.key=value` changes to a recipe.
         resume: refuse to start anew where there is nothing to resume.
-        overwrite: replace another run that lies in `out`, once the new one has taken its first step.
+        overwrite: replace another run in `out`, once the new one has taken its first step.
         trust_checkpoint: resume a DeepSpeed checkpoint that somebody else wrote; reading it can run code.
 
     Returns:
         The run: its folder, config and final metrics.
 
     Raises:
-        UserError: settings, data or a run folder that cannot be used.
+        UserError: a config, data or a run folder that cannot be used.
         TrainingStopped: training degenerated; the message says at which step, why, and what helps.
 
     Example:
@@ -76,7 +76,7 @@ def main(argv: Sequence[str]) -> int | None:
     """Read the command line and train."""
     parser = cli.Parser(
         "train",
-        "Tune a model by a recipe. Started again with the same settings it resumes from its last checkpoint.",
+        "Tune a model by a recipe. Started again with the same config it resumes from its last checkpoint.",
         "examples:\n"
         "  cmexam-tune train --config lora_llama.yaml model.model_name_or_path=/models/llama-7b out=runs/lora\n"
         "  cmexam-tune train --config ptuning_chatglm.yaml --dry-run\n"
@@ -87,9 +87,7 @@ def main(argv: Sequence[str]) -> int | None:
     parser.add_argument("--print-config", action="store_true", help="print the resolved configuration and stop")
     parser.add_argument("--dry-run", action="store_true", help="print parameters, memory, steps and hours, and stop")
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint; refuse to start anew")
-    parser.add_argument(
-        "--overwrite", action="store_true", help="replace another run that lies in out, after the first step"
-    )
+    parser.add_argument("--overwrite", action="store_true", help="replace another run in out, after the first step")
     parser.add_argument(
         "--trust-checkpoint",
         action="store_true",

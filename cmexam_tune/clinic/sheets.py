@@ -67,9 +67,9 @@ def export(
     rows = []
     for place, (_, answer) in zip(places, chosen, strict=True):
         case, number = turns[place.question_id]
-        said = "\n".join(f"问：{turn.question}\n答：{turn.answer}" for turn in case.turns[: number - 1])
+        spoken = "\n".join(f"问：{turn.question}\n答：{turn.answer}" for turn in case.turns[: number - 1])
         turn = case.turns[number - 1]
-        rows.append([place.row - 1, case.record, said, turn.question, turn.answer, answer.text])
+        rows.append([place.row - 1, case.record, spoken, turn.question, turn.answer, answer.text])
     # The key first: a sheet without one could never be read back.
     with files.atomic_write(key_path(path)) as handle:
         json.dump([asdict(place) for place in places], handle, ensure_ascii=False, indent=1)

@@ -22,7 +22,7 @@ _LONGEST_NAME = 40
 
 
 def status(path: Path) -> os.stat_result | None:
-    """Return what lies at a path (of a link: where it leads), None if nothing does.
+    """Return what is at a path (of a link: where it leads), None if nothing does.
 
     Raises:
         UserError: no path that can be: too long, a circle of links, not UTF-8, unreadable.
@@ -69,12 +69,12 @@ def check_output(path: str | Path, overwrite: bool = False, inputs: Iterable[str
 
     Args:
         path: the file that will be written beside its place and renamed.
-        overwrite: whether a file that lies there may be replaced.
+        overwrite: whether a file that is there may be replaced.
         inputs: files that must stay, whatever was asked for.
 
     Raises:
         UserError: something exists at `path` and `overwrite` is false; a folder, a link, a device, a pipe or one of the
-            inputs lies there; its folder cannot be written to.
+            inputs is there; its folder cannot be written to.
     """
     path = Path(path)
     found = status(path)

@@ -26,7 +26,7 @@ def check_folder(path: str | Path, program: str, overwrite: bool = False, keep: 
         keep: inputs, which must stay: neither they nor what holds them can be replaced.
 
     Raises:
-        UserError: something lies at `path` that may not be replaced, or nothing can be written there.
+        UserError: there is something at `path` that may not be replaced, or nothing can be written there.
     """
     path = Path(path)
     if status(path) is not None and (path.is_symlink() or not path.is_dir()):

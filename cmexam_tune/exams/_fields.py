@@ -145,7 +145,7 @@ def read_questions(
         fields: the map.
         files: raw files.
         answers: a file with id and answer, joined by id.
-        report: told about every row that is dropped or repaired, and about columns that nothing reads.
+        report: called with every row that is dropped or repaired, and with columns that nothing reads.
         derive: gets a file and its first row, returns what makes further facets of a row.
 
     Raises:

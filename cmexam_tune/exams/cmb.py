@@ -37,7 +37,7 @@ def read(files: Sequence[Path], answers: Path | None = None, report: Reporter = 
     Args:
         files: CMB-Exam files (train, val, test).
         answers: a file with id and answer of test items, joined by id.
-        report: told about every row that is dropped or repaired.
+        report: called with every row that is dropped or repaired.
 
     Raises:
         UserError: a file is missing or empty.

@@ -44,7 +44,7 @@ def read(files: Sequence[Path], answers: Path | None = None, report: Reporter = 
     Args:
         files: raw files.
         answers: refused, CMExam's answers are in its files.
-        report: told about every row that is dropped or repaired.
+        report: called with every row that is dropped or repaired.
 
     Raises:
         UserError: a file is missing or empty.

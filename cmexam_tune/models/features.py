@@ -96,15 +96,15 @@ def encode(
         source_ids: prompts to ids, all special tokens of the prompt included.
         target_ids: completions to ids, EOS included.
     """
-    able, examples, unrenderable = _rendered(questions, style)
+    renderable, examples, unrenderable = _rendered(questions, style)
     sources = fit_stems(
-        able, lambda some: source_ids([prompts.prompt(question, style) for question in some]), limits[0], len
+        renderable, lambda some: source_ids([prompts.prompt(question, style) for question in some]), limits[0], len
     )
-    targets, cut = fit_completions(able, examples, style, target_ids, limits[1])
+    targets, cut = fit_completions(renderable, examples, style, target_ids, limits[1])
     rows: list[Mapping[str, Any]] = []
     too_long: list[str] = []
     kept: list[int] = []
-    for i, question in enumerate(able):
+    for i, question in enumerate(renderable):
         target = targets[i]
         if target is None or i in sources.too_long:
             too_long.append(question.id)
@@ -128,7 +128,7 @@ def encode(
 
 def _rendered(questions: Sequence[Question], style: str | Style) -> tuple[list[Question], list[Example], list[str]]:
     """Return the questions that the style can render with an answer, their examples, and the ids of the others."""
-    able: list[Question] = []
+    renderable: list[Question] = []
     examples: list[Example] = []
     unrenderable: list[str] = []
     for question in questions:
@@ -140,9 +140,9 @@ def _rendered(questions: Sequence[Question], style: str | Style) -> tuple[list[Q
         if not example.completion:
             unrenderable.append(question.id)
             continue
-        able.append(question)
+        renderable.append(question)
         examples.append(example)
-    return able, examples, unrenderable
+    return renderable, examples, unrenderable
 
 
 def fit_completions(

@@ -67,10 +67,10 @@ def _answers(file: ResumableFile, writer: Any, config: Config, cases: Sequence[C
     for number in range(1, max(len(case.turns) for case in cases) + 1):
         asked = []
         for case in cases:
-            said = [own.get(dialogues.key(case, earlier)) for earlier in range(1, number)]
-            there = [text for text in said if text is not None]
+            answered = [own.get(dialogues.key(case, earlier)) for earlier in range(1, number)]
+            there = [text for text in answered if text is not None]
             # After a turn whose request failed a case waits for the next start.
-            if number <= len(case.turns) and dialogues.key(case, number) not in own and len(there) == len(said):
+            if number <= len(case.turns) and dialogues.key(case, number) not in own and len(there) == len(answered):
                 asked.append(dialogues.asked(case, number, there, form))
         for prediction in _written(writer, asked):
             if prediction.finish != "error":

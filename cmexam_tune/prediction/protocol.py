@@ -73,10 +73,10 @@ def _ended(written: "Written", wanted: Mapping[str, Any]) -> tuple[str, str]:
 def completion(written: "Written", wanted: Mapping[str, Any], name: str, chatting: bool) -> dict[str, Any]:
     """Return an answer as one object."""
     text, finish = _ended(written, wanted)
-    said = {"message": {"role": "assistant", "content": text}} if chatting else {"text": text}
+    content = {"message": {"role": "assistant", "content": text}} if chatting else {"text": text}
     total = written.prompt_tokens + written.tokens
     usage = {"prompt_tokens": written.prompt_tokens, "completion_tokens": written.tokens, "total_tokens": total}
-    choice = {"index": 0, **said, "finish_reason": finish, "logprobs": None}
+    choice = {"index": 0, **content, "finish_reason": finish, "logprobs": None}
     return {
         **_envelope("chat.completion" if chatting else "text_completion", name),
         "choices": [choice],
@@ -90,8 +90,8 @@ def events(written: "Written", wanted: Mapping[str, Any], name: str, chatting: b
     head = _envelope("chat.completion.chunk" if chatting else "text_completion", name)
     for part, end in ((text, None), ("", finish)):
         delta = {"role": "assistant", "content": part} if end is None else {}
-        said: dict[str, Any] = {"delta": delta} if chatting else {"text": part}
-        choice = {"index": 0, **said, "finish_reason": end}
+        content: dict[str, Any] = {"delta": delta} if chatting else {"text": part}
+        choice = {"index": 0, **content, "finish_reason": end}
         yield f"data: {json.dumps({**head, 'choices': [choice]}, ensure_ascii=False)}\n\n"
     yield "data: [DONE]\n\n"
 

@@ -32,10 +32,10 @@ def counted(file: ResumableFile, writer: Any, answers: Iterator[T]) -> Iterator[
     finally:
         if counts.requests and file.begun:
             file.save_result()
-            cli.note(told(counts.plain()))
+            cli.note(described(counts.plain()))
 
 
-def told(counts: dict[str, Any]) -> str:
+def described(counts: dict[str, Any]) -> str:
     """Return usage in one line."""
     text = f"{counts['requests']:,} requests, {counts['prompt_tokens']:,} + {counts['completion_tokens']:,} tokens"
     if counts["models"]:

@@ -214,10 +214,12 @@ def answer_head(question: Question, letters: str, style: str | Style) -> str:
     chosen = style_named(style)
     before, found, _ = chosen.write.partition("{letters}")
     if not found or "{" in before:
-        able = ", ".join(
+        possible = ", ".join(
             dict.fromkeys(s.name for s in STYLES.values() if s.write.find("{") == s.write.find("{letters}"))
         )
-        raise ConfigError(f"prompt.style: {chosen.name!r} does not start with the answer's letters. Use one of {able}.")
+        raise ConfigError(
+            f"prompt.style: {chosen.name!r} does not start with the answer's letters. Use one of {possible}."
+        )
     return before + letters
 
 

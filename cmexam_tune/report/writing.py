@@ -25,7 +25,7 @@ def write(
         report: What `building.build` returned.
         runs: Name -> graded questions of every run that can be looked at; the first is what the report is about.
         out: Folder, made where it is missing.
-        overwrite: Replace reports that lie there.
+        overwrite: Replace reports that are there.
         latex: Also write tables for a paper.
 
     Returns:

@@ -67,7 +67,7 @@ def _empty(path: Path) -> bool:
 
 
 def open_run_or_refuse(path: Path) -> runs.Run:
-    """Open what lies at `path`, or say that it is no run folder and must not be touched."""
+    """Open what is at `path`, or say that it is no run folder and must not be touched."""
     if not (path / runs.CONFIG).is_file():
         raise UserError(f"out={path}: the folder is not empty and holds no run. Choose another out=...")
     try:
@@ -123,7 +123,7 @@ def writing(run: runs.Run, overwrite: bool, facts: tuple[str, int]) -> Iterator[
 
     Args:
         run: whose folder is taken.
-        overwrite: whether the run that lies there is replaced.
+        overwrite: whether the run that is there is replaced.
         facts: device and number of processes, for environment.json.
 
     Yields:

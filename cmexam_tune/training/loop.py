@@ -46,14 +46,14 @@ def fit(
         run: as `starting.prepare` returned it.
         train: questions to learn from.
         validation: questions for the loss and exam accuracy while training; may be empty.
-        overwrite: replace the run that lies there, once the first step is done.
+        overwrite: replace the run that is there, once the first step is done.
         trusted: read a DeepSpeed checkpoint that somebody else wrote.
 
     Returns:
         The run with its final metrics.
 
     Raises:
-        UserError: settings or data that cannot be trained with.
+        UserError: a config or data that cannot be trained with.
         TrainingStopped: training degenerated; a checkpoint from before is kept.
         KeyboardInterrupt: a signal asked for it; a checkpoint is kept.
     """

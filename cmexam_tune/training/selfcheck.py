@@ -43,8 +43,8 @@ def save_and_verify(
         state = weights if trainer.zero3 else {**model.state_dict(), **weights}
     if not weights or all(not value.any() for value in weights.values()):
         raise TrainingStopped(f"{run.path}: the adapter would be empty or all zero. The last checkpoint is kept.")
-    if odd := [name for name, value in weights.items() if not value.isfinite().all()]:
-        raise TrainingStopped(f"{run.path}: {odd[0]} holds NaN or infinity, the adapter would be worthless.")
+    if broken := [name for name, value in weights.items() if not value.isfinite().all()]:
+        raise TrainingStopped(f"{run.path}: {broken[0]} holds NaN or infinity, the adapter would be worthless.")
     staged = run.path / f".{runs.ADAPTER}"
     shutil.rmtree(staged, ignore_errors=True)
     staged.mkdir(parents=True)

@@ -100,8 +100,8 @@ def load(model: "PreTrainedModel", folder: Path) -> None:
     try:
         weights = load_peft_weights(str(folder), device="cpu")
         wanted = get_peft_model_state_dict(model, save_embedding_layers=False)
-        if odd := sorted(set(wanted) ^ set(weights)):
-            raise ValueError(f"{len(odd)} tensors differ in name, the first is {odd[0]}")
+        if unmatched := sorted(set(wanted) ^ set(weights)):
+            raise ValueError(f"{len(unmatched)} tensors differ in name, the first is {unmatched[0]}")
         set_peft_model_state_dict(model, weights)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UserError(f"{folder}: holds no LoRA adapter for this model ({first_line(error)}).") from None

@@ -1,7 +1,7 @@
 """P-tuning v2: trained keys and values in front of every layer (prefix tuning), the base frozen.
 
 The adapter folder is PEFT's prefix-tuning format (`adapter_config.json`, `adapter_model.safetensors` with
-`prompt_embeddings`); what training needs beyond it (the projection, a classification head) lies beside it in
+`prompt_embeddings`); what training needs beyond it (the projection, a classification head) is beside it in
 `trained.safetensors`.
 """
 

@@ -1,4 +1,4 @@
-"""Names and types of the settings that belong to transformers, read from its source: importing it takes seconds."""
+"""Names and types of the keys that belong to transformers, read from its source: importing it takes seconds."""
 
 import ast
 import functools

@@ -45,7 +45,7 @@ LAYOUTS = {
 
 
 def recipe_folders() -> list[Path]:
-    """Return where recipes lie: in the checkout, and in the wheel."""
+    """Return where recipes are: in the checkout, and in the wheel."""
     package = Path(__file__).resolve().parents[2]
     return [folder for folder in (package.parent / "recipes", package / "recipes") if folder.is_dir()]
 

@@ -97,7 +97,7 @@ class ModelConfig:
     """For the model's chat template, for example `{enable_thinking: false}` (Qwen3)."""
     attn_implementation: str = "sdpa"
     trust_remote_code: bool = False
-    """Run Python code that lies in the checkpoint, if you trust its author. Only the command line can set it."""
+    """Run Python code in the checkpoint, if you trust its author. Only the command line can set it."""
     revision: str | None = None
 
 

@@ -98,17 +98,17 @@ def load_tokenizer(
     Raises:
         UserError: no such file, or one that is not a sentencepiece model.
     """
-    settings = read_values(folder, "tokenizer_config.json", revision)
+    stored = read_values(folder, "tokenizer_config.json", revision)
     first = None if version in (2, 3) else find_file(folder, "ice_text.model", revision)
     path = first or (None if version == 1 else find_file(folder, "tokenizer.model", revision))
     if path is None:
         raise UserError(f"{folder}: holds neither ice_text.model (ChatGLM-6B) nor tokenizer.model (ChatGLM2/3-6B).")
     try:
         if first is not None:
-            images = settings.get("num_image_tokens", _image_tokens(folder, revision))
+            images = stored.get("num_image_tokens", _image_tokens(folder, revision))
             return ChatGLMTokenizer(str(path), num_image_tokens=int(images))
-        version = version or settings.get("glm_version") or _version(folder, revision)
-        encode_special = bool(settings.get("encode_special_tokens", False))
+        version = version or stored.get("glm_version") or _version(folder, revision)
+        encode_special = bool(stored.get("encode_special_tokens", False))
         return ChatGLM2Tokenizer(str(path), glm_version=version, encode_special_tokens=encode_special)
     except checkpoint.LOADING as error:
         raise UserError(

@@ -48,12 +48,12 @@ def build(  # noqa: PLR0913 - the sizes that cmexam_tune.tiny names
     heads = max(4, hidden // 64)
     if version == 1:
         _train(folder / "ice_text.model", texts, V1_SYMBOLS)
-        config, settings = _first(folder, hidden, layers, vocab, heads)
+        config, fields = _first(folder, hidden, layers, vocab, heads)
         config.initializer_range = SPREAD
         ChatGLMForCausalLM(config).save_pretrained(folder)
     else:
         _train(folder / "tokenizer.model", texts, V2_SYMBOLS)
-        config, settings = _second(folder, version, hidden, layers, vocab, heads)
+        config, fields = _second(folder, version, hidden, layers, vocab, heads)
         config.initializer_range = SPREAD
         ChatGLM2ForCausalLM(config).save_pretrained(folder)
     drop = (
@@ -68,7 +68,7 @@ def build(  # noqa: PLR0913 - the sizes that cmexam_tune.tiny names
     values = {key: value for key, value in config.to_diff_dict().items() if key not in drop}
     released = {"architectures": ["ChatGLMModel"], "auto_map": CLASSES, "model_type": "chatglm"}
     _write(folder / "config.json", {**values, **_fields(config), **released, "torch_dtype": "float32"})
-    _write(folder / "tokenizer_config.json", {"tokenizer_class": "ChatGLMTokenizer", **settings})
+    _write(folder / "tokenizer_config.json", {"tokenizer_class": "ChatGLMTokenizer", **fields})
     return folder
 
 
@@ -126,7 +126,7 @@ V1_SYMBOLS = {
 V2_SYMBOLS = {"model_type": "bpe", "normalization_rule_name": "identity", "remove_extra_whitespaces": False}
 
 
-def _train(path: Path, texts: Iterable[str], settings: dict[str, Any]) -> None:
+def _train(path: Path, texts: Iterable[str], fields: dict[str, Any]) -> None:
     model = io.BytesIO()
     SentencePieceTrainer.train(
         sentence_iterator=_lines(texts),
@@ -141,7 +141,7 @@ def _train(path: Path, texts: Iterable[str], settings: dict[str, Any]) -> None:
         unk_id=0,
         bos_id=1,
         eos_id=2,
-        **{"pad_id": -1, **settings},
+        **{"pad_id": -1, **fields},
     )
     path.write_bytes(model.getvalue())
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from cmexam_tune import profiles
-from cmexam_tune.answers import final_part
 from cmexam_tune.core.errors import DataError
 from cmexam_tune.core.schema import Prediction, Question, Scores
 from cmexam_tune.metrics import significance, text_metrics
@@ -99,10 +98,8 @@ def _readings(rules: Profile, matched: Sequence[tuple[Question, Prediction]]) ->
     ways = [rules.read] if rules.second is None else [rules.read, rules.second]
     read = [
         [
-            # A thinking model's thoughts are no part of its answer, whatever the published script looks for.
-            rules.vote([final_part(vote) for vote in said.votes], question)
-            if rules.vote and said.votes
-            else way(final_part(said.text), question)
+            # A profile reads the whole output, as its script does; what is thinking, it decides itself.
+            rules.vote(said.votes, question) if rules.vote and said.votes else way(said.text, question)
             for question, said in matched
         ]
         for way in ways

@@ -69,6 +69,7 @@ setup(
             "types-PyYAML",
         ],
         "endpoint": ENDPOINT,
+        "plots": ["matplotlib>=3.7"],
         "serve": SERVE,
         "notebooks": NOTEBOOKS,
         "tensorboard": ["tensorboard>=2.16"],

@@ -15,7 +15,7 @@ from cmexam_tune.interop import predictions as others
 from cmexam_tune.overlap import leaks
 from cmexam_tune.paper import published as paper
 from cmexam_tune.profiles import Profile
-from cmexam_tune.report import building, identity, provenance, sections, training, writing
+from cmexam_tune.report import building, identity, plots, provenance, sections, training, writing
 from cmexam_tune.scoring import bridge, comparison, grading, notes
 
 T = TypeVar("T")
@@ -219,6 +219,7 @@ def main(argv: Sequence[str]) -> int | None:
     )
     parser.add_argument("--overlap", metavar="FILE", help="<stem>.overlap.jsonl of check: score those questions apart")
     parser.add_argument("--latex", action="store_true", help="also write report.tex")
+    parser.add_argument("--plots", action="store_true", help="also write the charts as PNG and SVG to DIR/plots")
     parser.add_argument("--overwrite", action="store_true", help="replace a report in DIR")
     args = parser.parse_args(argv)
     report = evaluate(
@@ -234,6 +235,8 @@ def main(argv: Sequence[str]) -> int | None:
         seeds=args.seeds,
         overwrite=args.overwrite,
     )
+    if args.plots:
+        plots.draw(report, Path(args.out))
     _say(report)
     cli.say(f"report: {Path(args.out) / 'report.html'}")
     return None

@@ -68,7 +68,8 @@ class Paired:
     @property
     def p_text(self) -> str:
         """Return the p-value as it is printed: `0.0312`, and `< 0.002` where the draws can show no less."""
-        return f"< {self.resolution:.1g}" if self.p_value <= self.resolution else f"{self.p_value:.4f}"
+        floor = max(self.resolution, 0.0001)
+        return f"< {floor:.1g}" if self.p_value <= floor else f"{self.p_value:.4f}"
 
 
 def mcnemar(only_first: int, only_second: int) -> float:

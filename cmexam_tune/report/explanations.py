@@ -1,7 +1,7 @@
 """Whether an explanation argues for the answer that stands above it."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from cmexam_tune.core.schema import letters
@@ -28,15 +28,19 @@ class Consistency:
     """Right answers among the others."""
 
 
-def conclusion(text: str | None) -> str | None:
-    """Return the letters that an explanation concludes with (故选C: the last of them counts), None without any."""
+def conclusion(text: str | None, options: Iterable[str] = "ABCDE") -> str | None:
+    """Return the letters that an explanation concludes with (故选C: the last of them counts), None without any.
+
+    Letters that are no options belong to another word, such as ACEI.
+    """
     found = _CONCLUSION.findall(text or "")
-    return letters("".join(re.findall("[A-J]", found[-1]))) if found else None
+    concluded = letters("".join(re.findall("[A-J]", found[-1]))) if found else ""
+    return concluded if concluded and set(concluded) <= set(options) else None
 
 
 def conflicts(one: Graded) -> bool:
     """Return whether an explanation argues for another answer than the one given."""
-    argued = conclusion(one.explanation)
+    argued = conclusion(one.explanation, one.question.options)
     return argued is not None and one.answer is not None and argued != one.answer
 
 
@@ -45,7 +49,7 @@ def consistency(graded: Sequence[Graded]) -> Consistency | None:
     explained = [one for one in graded if one.explanation]
     if not explained:
         return None
-    concluding = [one for one in explained if one.answer and conclusion(one.explanation)]
+    concluding = [one for one in explained if one.answer and conclusion(one.explanation, one.question.options)]
     against = [one for one in concluding if conflicts(one)]
     right = sum(one.correct for one in against)
     return Consistency(

@@ -14,9 +14,12 @@ function spread() {
     table(["", both("mean", "均值"), both("deviation", "标准差"), both("runs", "次数")], lines, {sortable: false});
 }
 
+// A p-value, never below what its test can show.
+const atLeast = (p, resolution = 0) => p <= Math.max(resolution, 1e-4) ? `&lt; ${Math.max(resolution, 1e-4).toPrecision(1)}` : p.toFixed(4);
+
 function baselineMetrics() {
   const lines = Object.entries(R.comparison.metrics).map(([key, one]) => ({
-    cells: [heading(key), signed(one.difference, 2), `<span class="nowrap">${one.low.toFixed(2)} … ${one.high.toFixed(2)}</span>`, one.p_value <= one.resolution ? `&lt; ${one.resolution.toPrecision(1)}` : one.p_value.toFixed(4)],
+    cells: [heading(key), signed(one.difference, 2), `<span class="nowrap">${one.low.toFixed(2)} … ${one.high.toFixed(2)}</span>`, atLeast(one.p_value, one.resolution)],
   }));
   const {n, smallest_difference: smallest} = R.comparison;
   return `<h3>${both(`Compared with ${escape(R.comparison.name)}`, `与 ${escape(R.comparison.name)} 对比`)}</h3>` +
@@ -29,7 +32,7 @@ function baselineMetrics() {
 // Each two runs, corrected for being several.
 function allPairs() {
   const lines = R.pairs.map(one => ({
-    cells: [`${escape(one.first)} → ${escape(one.second)}`, signed(one.difference, 2), one.p_value.toPrecision(2), one.adjusted_p.toPrecision(2), one.smallest_difference == null ? "–" : one.smallest_difference.toFixed(1)],
+    cells: [`${escape(one.first)} → ${escape(one.second)}`, signed(one.difference, 2), atLeast(one.p_value), atLeast(one.adjusted_p), one.smallest_difference == null ? "–" : one.smallest_difference.toFixed(1)],
   }));
   return `<h3>${both("Each two runs", "两两比较")}</h3>` + table(["", both("difference", "差值"), "p", both("p, Holm", "p（Holm 校正）"), both("smallest found", "可检出的最小差异")], lines, {wide: [2, 4]});
 }

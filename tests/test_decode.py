@@ -1,6 +1,7 @@
 """Three ways to answer: witnesses are transformers' own generate and plain forward passes without a cache."""
 
 import itertools
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -401,3 +402,12 @@ def test_arguments_of_the_chat_template() -> None:
     broken.tokenizer.chat_template = "{{ raise_exception('no system here') }}"
     with pytest.raises(UserError, match="no system here"):
         llama.decoder(Loaded(broken.model, broken.tokenizer), broken.config)
+
+
+def test_what_was_in_force_can_be_written_down(model: tuple[Loaded, Config]) -> None:
+    loaded, config = model
+    found = json.loads(json.dumps(llama.decoder(loaded, config).in_force()))
+    assert found["max_new_tokens"] == 8 and found["eos_token_id"] == [loaded.tokenizer.eos_token_id]
+    assert found["dtype"] == "float32" and found["do_sample"] is False
+    assert found["lora_merged"] == (config.tuning.method != "lora")
+    assert "max_new_tokens" not in llama.decoder(loaded, set_generation(config, mode="likelihood")).in_force()

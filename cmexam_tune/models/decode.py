@@ -45,6 +45,19 @@ class Decoder:
         self._priors: dict[str, dict[str, float]] = {}
         self._examples: dict[Any, int] = {}
 
+    def in_force(self) -> dict[str, Any]:
+        """Return how is decoded, whatever decided it: for the note beside the predictions."""
+        found = {
+            "dtype": str(self.model.dtype).removeprefix("torch."),
+            "attention": self.model.config._attn_implementation,
+            "lora_merged": not any(".lora_A." in name for name, _ in self.model.named_parameters()),
+            "stop": list(self.codec.stop),
+        }
+        if self.config.generation.mode != "generate":
+            return found
+        chosen = writing.settings(self.model, self.tokenizer, self.config).to_diff_dict()
+        return {**found, **{key: value for key, value in chosen.items() if key != "transformers_version"}}
+
     def answer(self, asked: Sequence[Asked]) -> Iterator[Prediction]:
         """Yield a prediction for each question in the way that `generation.mode` names, longest prompts first.
 

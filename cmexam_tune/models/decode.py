@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 from peft import PeftModel
 from transformers import (
     GenerationConfig,
@@ -254,7 +253,7 @@ class Decoder:
             with inference(self.model):
                 reader = Reader(self.model, rows, self.pad, batch.start)
                 logs = reader.prefill(max(len(lead) for lead in leads) + 1 if whole else 1)
-            sums = [_sum(row, lead) if whole else 0.0 for row, lead in zip(logs, leads, strict=True)]
+            sums = [legal.summed(row, lead) if whole else 0.0 for row, lead in zip(logs, leads, strict=True)]
             yield Reading(batch.items, reader, roots, logs[:, -1], sums)
 
     def _generate(
@@ -294,8 +293,3 @@ def read(written: Written) -> Prediction:
     question, text = written.asked.question, written.text
     finish = None if written.finish == "stop" else written.finish
     return Prediction(question.id, text, answers.parse(text, question), answers.split_explanation(text), finish=finish)
-
-
-def _sum(logs: torch.Tensor, lead: Ids) -> float:
-    """Return the summed log-probability of `lead`, the last tokens that were read; `logs` [keep, v] end after them."""
-    return sum(float(logs[place, token]) for place, token in enumerate(lead, len(logs) - 1 - len(lead)))

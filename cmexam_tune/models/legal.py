@@ -87,3 +87,8 @@ def _walk(
         if any(child is not None and child.children for child in children):
             _walk(reader, children, reader.feed([token] * len(nodes)), totals_here, found)
             reader.drop()
+
+
+def summed(logs: torch.Tensor, lead: Ids) -> float:
+    """Return the summed log-probability of `lead`, the last tokens that were read; `logs` [keep, v] end after them."""
+    return sum(float(logs[place, token]) for place, token in enumerate(lead, len(logs) - 1 - len(lead)))

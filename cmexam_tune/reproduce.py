@@ -231,9 +231,15 @@ def _run(unit: Unit, launch: str | None) -> None:
     else:
         words = ["--run-folder", source] if unit.entry.trained else ["--config", source]
         _launch(launch, "predict", [*words, "--questions", unit.test, "--out", predictions, *unit.ask])
-    if not (unit.folder / results.REPORT).is_file():
+    if not _whole(unit.folder / "report", predictions):
         profile = "cmb" if unit.entry.exam == "cmb" else "standard"
         evaluate(predictions, unit.test, unit.folder / "report", profile=profile, overwrite=True)
+
+
+def _whole(report: Path, predictions: Path) -> bool:
+    """Return whether a report is all there and of these predictions; its page is what evaluate writes last."""
+    page = report / "report.html"
+    return page.is_file() and page.stat().st_mtime_ns >= predictions.stat().st_mtime_ns
 
 
 def _train(unit: Unit, launch: str | None) -> None:

@@ -125,7 +125,12 @@ def test_a_row_of_cmb_in_its_four_settings(tmp_path: Path, models: list[str]) ->
     config = json.loads((out / "zeroshot_yi_6b_cmb" / "seed1-cot-3shot" / "predictions.jsonl.meta.json").read_text())
     assert config["config"]["prompt"]["shots"] == 3 and config["config"]["prompt"]["style"] == "cmb_cot"
     assert "65.87 (66.91)" in (out / "cmb.md").read_text() and "Yi-6B-Chat" in (out / "comparison.tex").read_text()
+    # Killed before the report's last file was there, and answered again after the report.
+    page, old = (out / "zeroshot_yi_6b_cmb" / run / "report" / "report.html" for run in runs[:2])
+    page.unlink()
+    os.utime(old, (1, 1))
     assert reproduce.main(argv) is None
+    assert page.is_file() and old.stat().st_mtime > 1
 
 
 def test_caveats_stand_below_the_published_numbers(tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ def _fingerprint(task: Any) -> str:
             answer = task.answers.get(dialogues.key(case, number))
             if answer is not None:
                 asked = task.rubric.asked(case, number, answer.text, task.variant)
-                digest.update(json.dumps([asked.question.id, asked.question.stem, asked.system]).encode())
+                digest.update(json.dumps([asked.question.id, asked.question.stem]).encode())
     return digest.hexdigest()
 
 

@@ -85,11 +85,19 @@ def reproduce(
     """
     out = Path(out)
     chosen = [entries.find(name) for name in names]
-    _check_names(overrides, chosen)
-    missing = list(dict.fromkeys(text for entry in chosen for text in _missing_weights(entry, _own(overrides, entry))))
+    entries.check_overrides(overrides, chosen)
+    missing = list(
+        dict.fromkeys(
+            text for entry in chosen for text in _missing_weights(entry, entries.own_overrides(overrides, entry))
+        )
+    )
     if missing:
         raise UserError("weights are missing:\n" + "\n".join(f"  - {text}" for text in missing))
-    units = [unit for entry in chosen for unit in _units(entry, out, plan, Path(data), _own(overrides, entry))]
+    units = [
+        unit
+        for entry in chosen
+        for unit in _units(entry, out, plan, Path(data), entries.own_overrides(overrides, entry))
+    ]
     for number, unit in enumerate(units, 1):
         cli.note(f"[{number}/{len(units)}] {unit.folder.relative_to(out)}")
         _run(unit, plan.launch)
@@ -103,30 +111,6 @@ def reproduce(
 
 def _key(entry: entries.Entry) -> str:
     return Path(entry.recipe).stem
-
-
-def _split(word: str) -> tuple[str | None, str]:
-    """Return the row that an override names, if it names one, and the override; what stands behind `=` never counts."""
-    key, equals, value = word.partition("=")
-    row, colon, rest = key.rpartition(":")
-    return (row, f"{rest}{equals}{value}") if colon else (None, word)
-
-
-def _check_names(overrides: Sequence[str], chosen: Sequence[entries.Entry]) -> None:
-    known = [name for entry in (*chosen, *entries.known().values()) for name in _called(entry)]
-    for row in [row for row, _ in map(_split, overrides) if row is not None]:
-        if row not in known:
-            asked = ", ".join(name for entry in chosen for name in _called(entry))
-            raise UserError(f"{row}: is no row{suggest(row, known)}; this command runs {asked}.")
-
-
-def _called(entry: entries.Entry) -> list[str]:
-    return list(dict.fromkeys((entry.recipe, _key(entry), entry.title)))
-
-
-def _own(overrides: Sequence[str], entry: entries.Entry) -> list[str]:
-    """Return the overrides for all rows and those that start with `ROW:` of this one."""
-    return [word for row, word in map(_split, overrides) if row is None or row in _called(entry)]
 
 
 def _missing_weights(entry: entries.Entry, overrides: Sequence[str]) -> Iterator[str]:

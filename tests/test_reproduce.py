@@ -191,7 +191,12 @@ def test_missing_data(tmp_path: Path, models: list[str]) -> None:
 
 def test_overrides_for_one_row(tmp_path: Path) -> None:
     words = ["training.seed=3", "lora_llama:out=x", "LLaMA-CMExam:tuning.r=2", "head_bert:out=y", "out=a:b"]
-    assert reproduce._own(words, entries.find("lora_llama")) == ["training.seed=3", "out=x", "tuning.r=2", "out=a:b"]
+    assert entries.own_overrides(words, entries.find("lora_llama")) == [
+        "training.seed=3",
+        "out=x",
+        "tuning.r=2",
+        "out=a:b",
+    ]
     with pytest.raises(UserError, match="lora_lama: is no row, did you mean 'lora_llama'"):
         reproduce.reproduce(["lora_llama"], tmp_path / "o", overrides=["lora_lama:tuning.r=2"])
 

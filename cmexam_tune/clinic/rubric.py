@@ -47,7 +47,6 @@ class Rubric:
     """The texts of `rubric.yaml`."""
 
     axes: Mapping[str, Axis]
-    system: str
     prompt: str
     conversation: str
     turn: str
@@ -82,7 +81,7 @@ class Rubric:
             format=self.format(variant),
         )
         question = Question(dialogues.key(case, number), words, dialogues.NO_OPTIONS, None)
-        return Asked(question, lambda shown: shown.stem, (), self.system)
+        return Asked(question, lambda shown: shown.stem)
 
     def asked_again(self, asked: Asked, wrote: str, variant: Variant = "plain") -> Asked:
         """Return the request for the scores alone, after a judge wrote something else."""
@@ -90,7 +89,7 @@ class Rubric:
             asked.question.id, _fill(self.again, format=self.format(variant)), dialogues.NO_OPTIONS, None
         )
         history = (Turn(asked.question.stem, wrote),)
-        return Asked(question, lambda shown: shown.stem, history, self.system)
+        return Asked(question, lambda shown: shown.stem, history)
 
     def parse(self, text: str) -> dict[str, int] | None:
         """Return the score of each axis, or None unless the text is one JSON object of all axes with integers 1 to 5.

@@ -125,3 +125,32 @@ def order(names: Sequence[str]) -> list[str]:
     """Return recipe names in the order of entries.yaml, unknown ones last."""
     places = list(known())
     return sorted(names, key=lambda name: (places.index(name) if name in places else len(places), name))
+
+
+def _split(word: str) -> tuple[str | None, str]:
+    """Return the row that an override names, if it names one, and the override; what stands behind `=` never counts."""
+    key, equals, value = word.partition("=")
+    row, colon, rest = key.rpartition(":")
+    return (row, f"{rest}{equals}{value}") if colon else (None, word)
+
+
+def check_overrides(overrides: Sequence[str], chosen: Sequence[Entry]) -> None:
+    """Refuse overrides for rows that do not exist.
+
+    Raises:
+        UserError: `ROW:section.key=value` with an unknown row.
+    """
+    names = [name for entry in (*chosen, *known().values()) for name in _called(entry)]
+    for row in [row for row, _ in map(_split, overrides) if row is not None]:
+        if row not in names:
+            asked = ", ".join(name for entry in chosen for name in _called(entry))
+            raise UserError(f"{row}: is no row{suggest(row, names)}; this command runs {asked}.")
+
+
+def _called(entry: Entry) -> list[str]:
+    return list(dict.fromkeys((entry.recipe, Path(entry.recipe).stem, entry.title)))
+
+
+def own_overrides(overrides: Sequence[str], entry: Entry) -> list[str]:
+    """Return the overrides for all rows and those that start with `ROW:` of this one."""
+    return [word for row, word in map(_split, overrides) if row is None or row in _called(entry)]

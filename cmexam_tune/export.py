@@ -1,6 +1,7 @@
 """A trained run as something that transformers, PEFT or the ChatGLM authors' scripts load, checked on the way."""
 
 import dataclasses
+import json
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -65,6 +66,7 @@ def export(
     _, loaded = runs.load(run, overrides)
     with folders.new_folder(target, PROGRAM) as staged:
         writer(config, loaded, Path(run) / runs.ADAPTER, staged)
+        (staged / "README.md").write_text(card(config, loaded, chosen), encoding="utf-8")
     return target
 
 
@@ -107,6 +109,7 @@ def _whole(config: Config, loaded: "Loaded", adapter: Path, out: Path) -> None:
         # Training turned the cache off; whoever loads the export expects transformers' default.
         model.config.use_cache = True
     model.save_pretrained(out)
+    _set_chat_template(config, loaded)
     loaded.tokenizer.save_pretrained(out)
     there = dataclasses.replace(
         config.model, model_name_or_path=str(out), adapter_name_or_path=None, revision=None, config={}
@@ -123,6 +126,7 @@ def _adapter(config: Config, loaded: "Loaded", adapter: Path, out: Path) -> None
     from cmexam_tune.runfolder import runs
 
     shutil.copytree(adapter, out, dirs_exist_ok=True)
+    _set_chat_template(config, loaded)
     loaded.tokenizer.save_pretrained(out)
     family: Any = runs.parts(config)[0]
     expected = logits(loaded)
@@ -144,6 +148,66 @@ def _authors(config: Config, loaded: "Loaded", adapter: Path, out: Path) -> None
     from cmexam_tune.families.chatglm.prefix import write_authors_prefix
 
     write_authors_prefix(loaded.model, out)
+
+
+SENTINEL = "问题在此"
+"""Stands for the user's message where the words around it are looked for."""
+
+
+def _around(config: Config, loaded: "Loaded") -> tuple[str, str] | None:
+    """Return what stands before and after a message in a training prompt, special tokens written out; None unclear."""
+    from cmexam_tune.prompts import Dialogue
+    from cmexam_tune.runfolder import runs
+
+    family: Any = runs.parts(config)[0]
+    if family.task != "generate":
+        return None
+    codec = family.decoder(loaded, config).codec
+    (ids,) = codec.sources([Dialogue(SENTINEL, (), config.prompt.system)])
+    before, found, after = str(loaded.tokenizer.decode([*ids, *codec.lead])).partition(SENTINEL)
+    return (before, after) if found else None
+
+
+def _set_chat_template(config: Config, loaded: "Loaded") -> None:
+    """Give a tokenizer without one a chat template that writes the training prompt, if it gives the same tokens."""
+    around, tokenizer = _around(config, loaded), loaded.tokenizer
+    if around is None or tokenizer.chat_template:
+        return
+    before, after = (json.dumps(text, ensure_ascii=False) for text in around)
+    tokenizer.chat_template = f"{{{{ {before} + messages[-1]['content'] + {after} }}}}"
+    from cmexam_tune.prompts import Dialogue
+    from cmexam_tune.runfolder import runs
+
+    family: Any = runs.parts(config)[0]
+    codec = family.decoder(loaded, config).codec
+    for text in PROBES:
+        (ids,) = codec.sources([Dialogue(text, (), config.prompt.system)])
+        written: Any = tokenizer.apply_chat_template([{"role": "user", "content": text}], tokenize=False)
+        if tokenizer(written, add_special_tokens=False)["input_ids"] != [*ids, *codec.lead]:
+            tokenizer.chat_template = None
+            return
+
+
+def card(config: Config, loaded: "Loaded", format: Format) -> str:
+    """Return the model card: what was trained on what, the prompt, and how to load it."""
+    base = config.model.model_name_or_path
+    kind = {"hf": "the whole model", "peft": "a PEFT adapter", "chatglm": "a prefix in the ChatGLM authors' format"}
+    around = _around(config, loaded)
+    auto = "AutoModelForSequenceClassification" if around is None else "AutoModelForCausalLM"
+    load = {
+        "hf": f"{auto}.from_pretrained(folder)",
+        "peft": f"PeftModel.from_pretrained({auto}.from_pretrained({base!r}), folder)",
+        "chatglm": "# see the P-tuning readme of THUDM/ChatGLM-6B",
+    }
+    prompt = "" if around is None else f"\n## Prompt\n\n```\n{around[0]}MESSAGE{around[1]}\n```\n"
+    data = ", ".join(Path(path).name for path in config.data.train)
+    return (
+        f"---\nbase_model: {json.dumps(base, ensure_ascii=False)}\nlanguage: zh\n---\n\n"
+        f"# {Path(config.out).name}\n\n{base} after {config.tuning.method} with cmexam_tune; this folder holds "
+        f"{kind[format]}.\n\n- data: {data}\n- style of the questions: {config.prompt.style}\n"
+        f"- template: {config.prompt.template}\n{prompt}\n## Loading\n\n```python\n{load[format]}\n```\n\n"
+        "Not for use on patients.\n"
+    )
 
 
 def logits(loaded: "Loaded") -> "list[torch.Tensor]":

@@ -1,5 +1,6 @@
 """Exports load in plain transformers and PEFT with the trained model's logits; a different model is never kept."""
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from cmexam_tune import export
 from cmexam_tune.__main__ import main
 from cmexam_tune.core import jsonl
 from cmexam_tune.core.errors import UserError
+from cmexam_tune.families import llama
+from cmexam_tune.prompts import Dialogue
 from cmexam_tune.runfolder import runs
 from cmexam_tune.train import train
 
@@ -156,6 +159,30 @@ def test_only_an_earlier_export_is_replaced(trained: Callable[[str, str], Path],
     with pytest.raises(UserError, match="is a file"):
         run_export("--run", run, "--out", mine / "letter", "--overwrite")
     assert (tmp_path / ".out.part").is_dir(), "a folder of the user's own"
+
+
+@pytest.mark.parametrize("template", ["auto", "alpaca", "cmexam_lora"])
+def test_the_chat_template_gives_the_training_prompt(
+    trained: Callable[[str, str], Path], tmp_path: Path, template: str
+) -> None:
+    run = trained("llama", "lora")
+    config, loaded = runs.load(run)
+    config = dataclasses.replace(config, prompt=dataclasses.replace(config.prompt, template=template))
+    text = "下列属于抗菌药的是？\nA 青霉素"
+    (wanted,) = llama.codec(loaded.tokenizer, config.prompt, config.model).sources([Dialogue(text)])
+    export._set_chat_template(config, loaded)
+    loaded.tokenizer.save_pretrained(tmp_path)
+    there = AutoTokenizer.from_pretrained(tmp_path)
+    asked = [{"role": "user", "content": text}]
+    assert there.apply_chat_template(asked, add_generation_prompt=True, return_dict=False) == wanted
+    assert "MESSAGE" in export.card(config, loaded, "hf")
+
+
+def test_the_card_says_how_to_load(trained: Callable[[str, str], Path], tmp_path: Path) -> None:
+    for family, method, load in (("llama", "lora", "PeftModel"), ("bert", "head", "ForSequenceClassification")):
+        run_export("--run", trained(family, method), "--out", tmp_path / family)
+        card = tmp_path / family / "README.md"
+        assert load in card.read_text(encoding="utf-8") and card.stat().st_mode & 0o040
 
 
 def test_no_run(tmp_path: Path) -> None:

@@ -17,10 +17,13 @@ from cmexam_tune.core import cli, jsonl
 from cmexam_tune.core.errors import DataError, UserError
 from cmexam_tune.core.files import sha256
 from cmexam_tune.core.schema import Question
+from cmexam_tune.metrics.significance import smallest_difference
 from cmexam_tune.report.table import Table
 
 FIELDS = ("question", "answer", "explanation")
 _SUFFIX = ".questions.jsonl"
+DISAGREEMENT = (0.05, 0.1, 0.2, 0.3, 0.4)
+"""Shares of the questions that only one of two models answers right: two seeds, two methods, two models."""
 
 EPILOG = """Lengths are in characters; Vocab counts the distinct characters of questions and explanations together.
 As in the paper every row of the exam file counts. Rows that preprocess dropped (a question without an answer, say)
@@ -124,6 +127,21 @@ def _add_dropped(path: Path, tally: Tally) -> int:
     return len(items)
 
 
+def _power(questions: int) -> dict[str, float | None]:
+    found = {share: smallest_difference(questions, share) for share in DISAGREEMENT}
+    return {str(share): None if one is None else 100 * one for share, one in found.items()}
+
+
+def power_table(columns: Mapping[str, Mapping[str, Any]]) -> Table:
+    """Return what each file can show: the smallest difference in accuracy that would be found with 80% power."""
+    lines = []
+    for share in DISAGREEMENT:
+        found = [_power(column["questions"])[str(share)] for column in columns.values()]
+        lines.append((f"{share:.0%} disagree", *("-" if one is None else f"{one:.2f}" for one in found)))
+    title = "Smallest difference of two models, points of accuracy (McNemar's test at 5%, 80% power)"
+    return Table(("", *columns), tuple(lines), title)
+
+
 def as_table(columns: Mapping[str, Mapping[str, Any]]) -> Table:
     """Return the numbers in the lines and words of the paper's Table 2."""
     lines = [
@@ -146,9 +164,18 @@ def main(argv: Sequence[str]) -> int | None:
     parser = cli.Parser("stats", "Table 2 of the CMExam paper for question files.", EPILOG)
     parser.add_argument("--questions", nargs="+", required=True, metavar="FILE", help="files that preprocess wrote")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--power",
+        action="store_true",
+        help="also the smallest difference of two models that these questions would show with 80%% power",
+    )
     args = parser.parse_args(argv)
     table = stats(args.questions)
+    if args.power and args.json:
+        table = {name: {**column, "smallest_difference": _power(column["questions"])} for name, column in table.items()}
     cli.say(json.dumps(table, ensure_ascii=False, indent=1) if args.json else as_table(table).text())
+    if args.power and not args.json:
+        cli.say(f"\n{power_table(table).text()}")
     return None
 
 

@@ -121,3 +121,12 @@ def test_the_dev_column_of_the_paper_to_the_digit(tmp_path, capsys):
     preprocess("cmexam", [DATA / "cmexam" / "val.csv"], tmp_path)
     stats.main(["--questions", str(tmp_path / "val.questions.jsonl")])
     assert capsys.readouterr().out == DEV
+
+
+def test_power_before_any_training(tmp_path, capsys):
+    path = put(tmp_path / "a.questions.jsonl", *[("甲乙", "A", None)] * 400)
+    stats.main(["--questions", str(path), "--power"])
+    printed = capsys.readouterr().out
+    assert "20% disagree" in printed and "6.2" in printed.split("20% disagree")[1].splitlines()[0]
+    stats.main(["--questions", str(path), "--power", "--json"])
+    assert json.loads(capsys.readouterr().out)["a"]["smallest_difference"]["0.2"] == pytest.approx(6.23, abs=0.05)

@@ -14,6 +14,7 @@ _HALF_WIDTH = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)} | {0x3000:
 _MARKUP = re.compile("</?[a-z]+>|[*`#\"'“”‘’「」$]|__")
 _BOXED = re.compile(r"\\boxed\s*\{(?:\\text\s*\{)?([^{}]*)\}\}?")
 _LABEL = re.compile(r"(?<![A-Za-z0-9])([A-Z])[\s.、:,)(]*")
+_BLANK = re.compile(r"[\s(]{4,}")
 _JSON = re.compile(r"\{[^{}]*\}|\[[^\[\]{}]*\]")
 
 
@@ -41,12 +42,21 @@ def json_field(text: str, keys: tuple[str, ...]) -> Any:
 
 
 def plain(text: str) -> str:
-    """Return the text with half-width letters and brackets, without markup; an answer in a box or JSON says so."""
+    """Return the text with half-width letters and brackets, without markup; an answer in a box or JSON says so.
+
+    Long blanks and rows of brackets are shortened, so that no rule has to walk over them again and again.
+    """
     field = json_field(text, ANSWER_KEYS)
     if field is not None:
         text = "答案:" + ("、".join(map(str, field)) if isinstance(field, list) else str(field))
     text = _BOXED.sub(r"答案:\1\n", text.translate(_HALF_WIDTH))
-    return _MARKUP.sub("", text).translate({ord("【"): "(", ord("】"): ")", ord("["): "(", ord("]"): ")"})
+    text = _MARKUP.sub("", text).translate({ord("【"): "(", ord("】"): ")", ord("["): "(", ord("]"): ")"})
+    return _BLANK.sub(lambda match: _shortened(match[0]), text)
+
+
+def _shortened(blank: str) -> str:
+    """Return a blank that says the same: same line, next line or next paragraph, then a bracket or none."""
+    return ("\n" * min(blank.count("\n"), 2) or "  ") + "(" * ("(" in blank)
 
 
 def drop_option_texts(text: str, options: Mapping[str, str]) -> tuple[str, bool]:

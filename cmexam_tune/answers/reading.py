@@ -13,9 +13,11 @@ from typing import Literal
 from cmexam_tune.answers.cleaning import EXPLANATION_KEYS, drop_option_texts, final_part, json_field, plain
 from cmexam_tune.core.schema import Question, letters
 
-# Letters, one or several with what people write between them; not a part of a word such as CT, HBsAg or B12.
+# Letters, one or several with what people write between them; not a part of a word such as CT, HBsAg or B12. Their
+# number is bounded, and `plain` bounds blanks: otherwise a rule that starts at each of n letters would read n on.
 _JOIN = r"[^\S\n]*(?:(?:[、,;/+&和与及]|以及|and)[^\S\n]*(?:选项)?\(?)?"
-_GROUP = rf"(?:选项)?[\s(]*(?<![A-Za-z0-9])([A-Z](?:{_JOIN}[A-Z])*|[a-j](?:[、,;/+&和与及]?[a-j])*)(?![A-Za-z0-9])\)?"
+_LETTERS = rf"[A-Z](?:{_JOIN}[A-Z]){{0,30}}|[a-j](?:[、,;/+&和与及]?[a-j]){{0,30}}"
+_GROUP = rf"(?:选项)?[\s(]*(?<![A-Za-z0-9])({_LETTERS})(?![A-Za-z0-9])\)?"
 # A Chinese word right after the letters must be one that can follow an answer: "B超", "A型", "C反应蛋白" are words.
 _AFTER = (
     r"(?=$|[^一-鿿]|选项|[两三四五各]?项|是|为|均|都|正确|错|对|的|吧|而|不|因"
@@ -26,6 +28,8 @@ _NEGATED = re.compile(
 )
 _DOUBTED = re.compile(r"\s*(?:选项|项)?\s*(?:或者?|还是|吗|呢|之一|\?)")
 _IF = re.compile(r"(?:如果?|若|假如|倘若)[^。;\n]{0,20}$|[既也又均都]可以?$")
+_JUDGES = re.compile(r"\s*(?:[对错]|不)")
+_ENDS = re.compile(r"\s*(?:$|[^\sA-Za-z一-鿿])")
 _MAY_BE = re.compile(r"(?:或许|也许|可能)(?:应该)?(?:是|为|选)?$")
 
 _ANSWER = (
@@ -64,7 +68,7 @@ _FIRST_SENTENCE = re.compile(
     rf"^\s*(?:[【\[*(（]*(?:正确|参考|标准|最终)?答\s*案[^。\n]*|{_LETTER_FIRST})(?:[。，,\n]|$)"
 )
 _MARKER = re.compile(
-    r"(?:答案)?(?:解释|解析|分析|理由|explanation)\s*[】\]）)]?\s*[:：]|[【\[](?:解释|解析|分析)[】\]]", re.I
+    r"(?:答案)?(?:解释|解析|分析|理由|explanation)(?:\s*[】\]）)])?\s*[:：]|[【\[](?:解释|解析|分析)[】\]]", re.I
 )
 
 
@@ -91,6 +95,9 @@ class _Output:
         return found if found and all(letter in self.options for letter in found) else None
 
 
+_HEAD, _TAIL = 10_000, 20_000
+"""Of an output that is longer than both together, these characters are read: answers stand at an end."""
+
 _Decision = str | None | Literal["next"]
 """The answer, None for unreadable, or "next" where a rule has nothing to say."""
 
@@ -103,7 +110,10 @@ def parse(text: str, question: Question) -> str | None:
         question: Only letters that it offers are answers; its option texts are read too, and its stem tells whether
             "A 错误" speaks for or against A.
     """
-    words = plain(final_part(text))
+    text = final_part(text)
+    if len(text) > _HEAD + _TAIL:
+        text = f"{text[:_HEAD]}\n{text[-_TAIL:]}"
+    words = plain(text)
     options = {letter: plain(option).strip() for letter, option in question.options.items()}
     short, lists_options = drop_option_texts(words, options)
     output = _Output(short, words, lists_options, options, question.stem)
@@ -144,7 +154,8 @@ def _stated(output: _Output) -> _Decision:
     cues = [_ANSWER, _ENGLISH, _CHOOSE, _WRONG if output.asks_wrong else _RIGHT]
     found = list(_statements(output, rf"(?:{'|'.join(cues)})"))
     marked = [(match.start(), output.value(match[1]) or "") for match in _MARKED.finditer(output.text)]
-    found += [(at, letters("".join(group for _, group in marked))) for at, _ in marked]
+    together = letters("".join(group for _, group in marked))
+    found += [(at, together) for at, _ in marked]
     if not output.lists_options:
         found += list(_statements(output, r"(?m:^)\s*(?:选项)?", r"\s*[.。]?\s*(?m:$)"))
     return max(found)[1] or None if found else "next"
@@ -158,15 +169,17 @@ def _statements(output: _Output, cue: str, after: str = "") -> Iterator[tuple[in
         group = match[2]
         if output.value(group) is None and any(group in option for option in output.options.values()):
             continue  # "答案：CT" names an option, not letters
-        if re.match(r"\s*(?:[对错]|不)", output.text[match.end() :]):
+        if _JUDGES.match(output.text, match.end()):
             # "答案是A，B错误" states A; "不作首选（B错）" only judges, see `_judged`.
             group = re.sub("[^,;]*$", "", group)
             if not group:
                 continue
         # "The answer is a common drug": a lower-case letter must end its clause.
-        if group.islower() and not re.match(r"\s*(?:$|[^\sA-Za-z一-鿿])", output.text[match.end() :]):
+        if group.islower() and not _ENDS.match(output.text, match.end()):
             continue
-        doubted = _DOUBTED.match(output.text, match.end()) or _IF.search(output.text, 0, match.start())
+        doubted = _DOUBTED.match(output.text, match.end()) or _IF.search(
+            output.text, max(0, match.start() - 25), match.start()
+        )
         yield match.start(2), "" if doubted else output.value(group) or ""
 
 
@@ -273,6 +286,6 @@ def split_explanation(text: str) -> str | None:
         return field.strip() or None
     marker = _MARKER.search(text)
     if marker:
-        body = re.split(r"\n\s*[【\[*]*(?:正确|最终)?答案[】\]*]*\s*[:：是为]", text[marker.end() :])[0]
-        return body.strip(" *\n\t") or None
+        body = re.split(r"\n[^\S\n]*[【\[*]*(?:正确|最终)?答案[】\]*]*\s*[:：是为]", text[marker.end() :])[0]
+        return body.strip(" *\n\t\r") or None
     return _FIRST_SENTENCE.sub("", text, count=1).strip() or None

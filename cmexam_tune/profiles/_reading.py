@@ -32,6 +32,16 @@ def between(text: str, start: str, end: str) -> list[str]:
     return found
 
 
+def outside(text: str, start: str, end: str) -> str:
+    """Return the text without each `start` up to the next `end`."""
+    kept, done, at = [], 0, text.find(start)
+    while at >= 0 and (stop := text.find(end, at + len(start))) >= 0:
+        kept.append(text[done:at])
+        done = stop + len(end)
+        at = text.find(start, done)
+    return "".join([*kept, text[done:]])
+
+
 def by_position(question: Question) -> dict[str, str]:
     """Return {A, B, C, ...: the option's own letter}: many scripts letter the options anew from A on."""
     return {chr(ord("A") + i): letter for i, letter in enumerate(question.options)}

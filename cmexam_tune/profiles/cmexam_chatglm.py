@@ -5,7 +5,6 @@ and 解释：... must be found or both are empty. Outputs without an answer leav
 missing reference, is scored as an empty text. BLEU on jieba words, ROUGE on characters with its arguments swapped.
 """
 
-import re
 from collections.abc import Sequence
 
 from cmexam_tune.core.schema import Question
@@ -17,10 +16,14 @@ SCRIPT = "CMExam/evaluate_chatglm_result.py"
 
 def read(text: str, question: Question) -> Reading:
     """Read an output as the script does; nothing found on "答案: X", which ChatGLM writes without chat()'s repairs."""
-    answer, explanation = re.search(r"答案：(.*)，", text), re.search(r"解释：(.*)", text)
-    if not answer or not explanation:
+    lines = text.split("\n")
+    # Behind the first 答案： of a line; a pattern that is tried at each of them takes time by the square.
+    answers = (line.partition("答案：")[2].rpartition("，") for line in lines if "答案：" in line)
+    answer = next((before for before, comma, _ in answers if comma), None)
+    explanation = next((line.partition("解释：")[2] for line in lines if "解释：" in line), None)
+    if answer is None or explanation is None:
         return Reading(None, None)
-    fields = (None if field in _cmexam.NAN_STRINGS else field for field in (answer[1], explanation[1]))
+    fields = (None if field in _cmexam.NAN_STRINGS else field for field in (answer, explanation))
     return Reading(*fields)
 
 

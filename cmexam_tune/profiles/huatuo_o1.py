@@ -14,7 +14,7 @@ from cmexam_tune.profiles import Profile, Reading
 from cmexam_tune.profiles._reading import after_last, by_position
 
 SCRIPT = "HuatuoGPT-o1/evaluation/scorer.py:match_choice"
-_ANSWER_IS = re.compile(r"answer is\s*+([A-N])")
+_ANSWER_IS = re.compile(r"answer is\s*([A-N])")
 
 
 def clean(text: str) -> str:

@@ -9,12 +9,12 @@ import re
 
 from cmexam_tune.core.schema import Question, letters
 from cmexam_tune.profiles import Profile, Reading
-from cmexam_tune.profiles._reading import between
+from cmexam_tune.profiles._reading import outside
 
 SCRIPT = "Med-Bench-Arena/medeval/datasets/hf_mcq.py"
-_MARKED = re.compile(r"(?i)(?:answer|答案)\s*+[:：]\s*+([^\n]*)")
+_MARKED = re.compile(r"(?i)(?:answer|答案)\s*[:：]\s*([^\n]*)")
 _KEYWORD = re.compile(
-    r"(?i)(?:answer|correct option|正确答案|答案|选项)\s*+(?:(?:is|[:：为是])\s*+)?\(?([A-Z])\)?(?![A-Za-z])"
+    r"(?i)(?:answer|correct option|正确答案|答案|选项)\s*(?:(?:is|[:：为是])\s*)?\(?([A-Z])\)?(?![A-Za-z])"
 )
 _LONE = re.compile(r"(?:^|[^A-Za-z])\(?([A-Z])\)?(?:[.):、]|\b)")
 
@@ -23,9 +23,8 @@ def read(text: str, question: Question) -> Reading:
     """Read an output as the script does."""
     options = {letter: option for letter, option in sorted(question.options.items()) if option and option.strip()}
     given = {chr(ord("A") + i): letter for i, letter in enumerate(options)}
-    for block in between(text, "<think>", "</think>"):
-        without = text.replace(f"<think>{block}</think>", "")
-        text = without if without.strip() else text
+    without = outside(text, "<think>", "</think>")
+    text = without if without.strip() else text
     marked = _MARKED.findall(text)
     run = re.compile(f"(?<![A-Za-z])[{''.join(given)}]+(?![A-Za-z])")
     for part in (marked[-1] if marked else "", text):

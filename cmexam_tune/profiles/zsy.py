@@ -13,9 +13,9 @@ from cmexam_tune.profiles._reading import printed_type
 
 SCRIPT = "chinese-medical-exam-llm/scripts/eval_cmb.py:extract_choice"
 _WIDE = {ord(wide): narrow for wide, narrow in zip("ａｂｃｄｅｆｇＡＢＣＤＥＦＧ", "abcdefgABCDEFG", strict=True)}
-_LIST = r"([A-Z](?:[\s,，、/;；和与及]*+[A-Z])*+)"
-_CUED = re.compile(rf"(?:答案|选项|选择)\s*+(?:[是为：:]\s*+)?{_LIST}")
-_ALONE = re.compile(rf"\s*+{_LIST}\s*+[。.!！]?\s*")
+_LIST = r"([A-Z](?:[\s,，、/;；和与及]*[A-Z])*)"
+_CUED = re.compile(rf"(?:答案|选项|选择)\s*(?:[是为：:]\s*)?{_LIST}")
+_ALONE = re.compile(rf"\s*{_LIST}\s*[。.!！]?\s*")
 
 
 def read(text: str, question: Question) -> Reading:

@@ -10,8 +10,8 @@ from cmexam_tune.core.schema import Question
 from cmexam_tune.profiles import Profile, Reading
 
 SCRIPT = "chinese-medical-exam-llm/scripts/answer_utils.py:parse_completion"
-_LETTERS = r"[A-Za-z](?:[\s,，、/]*+[A-Za-z])*+"
-_LINE = re.compile(rf"(?m)^[ \t]*+(?:最终答案|答案)[ \t]*+[:：][ \t]*+({_LETTERS})[ \t]*+$")
+_LETTERS = r"[A-Za-z](?:[\s,，、/]*[A-Za-z])*"
+_LINE = re.compile(rf"(?m)^[ \t]*(?:最终答案|答案)[ \t]*[:：][ \t]*({_LETTERS})[ \t]*$")
 
 
 def letters_alone(text: str, question: Question) -> str | None:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from cmexam_tune import __version__
 from cmexam_tune.core.errors import ConfigError
-from cmexam_tune.core.folders import private_folder
 from cmexam_tune.core.variants import suggest
+from cmexam_tune.metrics.private import private_folder
 
 if TYPE_CHECKING:
     import numpy as np

@@ -63,7 +63,8 @@ def export(
     folders.check_folder(out, PROGRAM, overwrite, keep=[path for path in base if path and Path(path).exists()])
     chosen = _format(config, merge, format)
     writer = {"hf": _whole, "peft": _adapter, "chatglm": _authors}[chosen]
-    _, loaded = runs.load(run, overrides)
+    # The adapter goes onto whole weights, also where it was trained beside weights of 4 bits.
+    _, loaded = runs.load(run, [*overrides, "model.load_in_4bit=false"])
     with folders.new_folder(target, PROGRAM) as staged:
         writer(config, loaded, Path(run) / runs.ADAPTER, staged)
         (staged / "README.md").write_text(card(config, loaded, chosen), encoding="utf-8")

@@ -48,6 +48,8 @@ def raw_config(model: ModelConfig) -> dict[str, Any]:
         UserError: no such folder or hub name, or a folder that holds no model.
     """
     name = model.model_name_or_path
+    if model.load_in_4bit and model.family in ("bert", "chatglm"):
+        raise ConfigError(f"model.load_in_4bit: family {model.family} has no weights of 4 bits here; leave it out.")
     path = Path(name).expanduser()
     if path.is_dir():
         if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
@@ -175,6 +177,7 @@ def read_weights(
             # Straight to a card, so that processes that share a machine do not fill its memory first.
             device_map=None if device == "cpu" else {"": device},
             output_loading_info=True,
+            **_quantised(model),
             **_source(model),
         )
     except LOADING as error:
@@ -188,6 +191,31 @@ def read_weights(
         )
     result: PreTrainedModel = loaded
     return result
+
+
+def _quantised(model: ModelConfig) -> dict[str, Any]:
+    """Return what makes transformers load the weights in 4 bits (Dettmers et al. 2023, arXiv:2305.14314)."""
+    if not model.load_in_4bit:
+        return {}
+    import transformers
+
+    make: Any = transformers.BitsAndBytesConfig
+    if model.adapter_name_or_path is not None:
+        raise ConfigError(
+            "model.load_in_4bit: an adapter (model.adapter_name_or_path) cannot be merged into weights of 4 bits "
+            "without loss. Export it merged first and name that folder in model.model_name_or_path."
+        )
+    try:
+        return {
+            "quantization_config": make(
+                load_in_4bit=True,
+                bnb_4bit_quant_type="nf4",
+                bnb_4bit_use_double_quant=True,
+                bnb_4bit_compute_dtype=dtype(model),
+            )
+        }
+    except ImportError:
+        raise ConfigError("model.load_in_4bit: pip install 'cmexam_tune[4bit]'") from None
 
 
 def dtype(model: ModelConfig) -> torch.dtype:

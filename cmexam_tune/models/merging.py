@@ -29,6 +29,8 @@ def merged(loaded: Loaded) -> Loaded:
     model: Any = loaded.model
     if not isinstance(model, PeftModel) or not isinstance(model.base_model, LoraModel):
         return loaded
+    if getattr(model, "is_loaded_in_4bit", False):
+        return loaded
     ids = torch.tensor([loaded.tokenizer(PROBE)["input_ids"]], device=model.device)
     apart = _probabilities(model, ids)
     layers: list[Any] = [module for module in model.modules() if isinstance(module, LoraLayer)]

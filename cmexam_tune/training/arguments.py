@@ -95,6 +95,16 @@ def build(config: Config, out: Path) -> TrainingArguments:
 def _refuse(config: Config) -> None:
     """Refuse what would only fail, or train something else than was asked for, once the weights are loaded."""
     given = config.training.arguments
+    if config.model.load_in_4bit and config.tuning.method != "lora":
+        raise ConfigError(
+            f"model.load_in_4bit: weights of 4 bits are frozen and read by LoRA only, not by "
+            f"tuning.method={config.tuning.method}. Set tuning.method=lora, or leave it out."
+        )
+    if config.model.load_in_4bit and "zero3" in str(given.get("deepspeed")):
+        raise ConfigError(
+            "model.load_in_4bit: ZeRO-3 cannot share out weights of 4 bits. Set training.deepspeed=zero2, or leave it "
+            "out."
+        )
     if given.get("fsdp"):
         raise ConfigError("training.fsdp: not supported here. To share out weights set training.deepspeed=zero3.")
     options = given.get("activation_checkpointing_kwargs") or given.get("gradient_checkpointing_kwargs") or {}

@@ -22,6 +22,8 @@ STAGES = (0, 2, 3)
 GIB = 1024**3
 TRAINED_BYTES = {"weights": 4, "gradients": 4, "adam": 8}
 """For each trained parameter, all in float32."""
+FOUR_BITS = 1 / 2 + 1 / 64 + 4 / (64 * 256)
+"""Bytes of a weight in NF4: 4 bits, a scale of 8 bits for 64 of them, and one of 32 bits for 256 scales."""
 EFFICIENCY = 0.4
 """Share of the measured matrix-multiply rate that training reaches; attention and norms cost the rest."""
 
@@ -129,7 +131,7 @@ def rate(hidden: int) -> float:
 
 def memory(config: Config, model: Any, data: Data, world: int) -> dict[int, int]:
     """Return the bytes that each process needs, by ZeRO stage: weights, gradients, Adam and activations."""
-    frozen = sum(p.numel() * p.element_size() for p in model.parameters() if not p.requires_grad)
+    frozen = _frozen(config, model)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     weights, gradients, adam = (trained * size for size in TRAINED_BYTES.values())
     working = activations(config, model, data)
@@ -138,6 +140,21 @@ def memory(config: Config, model: Any, data: Data, world: int) -> dict[int, int]
         2: frozen + weights + (gradients + adam) // world + working,
         3: (frozen + weights + gradients + adam) // world + working,
     }
+
+
+def _frozen(config: Config, model: Any) -> int:
+    """Return the bytes of the weights that are not trained."""
+    if not config.model.load_in_4bit:
+        return int(sum(p.numel() * p.element_size() for p in model.parameters() if not p.requires_grad))
+    whole = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
+    whole |= {id(model.get_output_embeddings().weight)}
+    # PEFT keeps embeddings, norms and the output layer in float32.
+    total = 0.0
+    for parameter in model.parameters():
+        if not parameter.requires_grad:
+            few = parameter.dim() == 2 and id(parameter) not in whole
+            total += parameter.numel() * (FOUR_BITS if few else 4)
+    return round(total)
 
 
 def activations(config: Config, model: Any, data: Data) -> int:

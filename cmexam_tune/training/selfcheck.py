@@ -71,6 +71,9 @@ def save_and_verify(
 def _compare(trainer: "ExamTrainer", model: Any, method: Method, weights: Mapping[str, torch.Tensor]) -> None:
     """Empty the trained parameters, read them back from the file and compare the logits of one question."""
     tuned = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if getattr(model, "is_loaded_in_4bit", False):
+        # On CPUs bitsandbytes lays its weights out anew at the first forward pass outside training, and rounds.
+        _logits(trainer, model)
     before = _logits(trainer, model)
     for parameter in tuned.values():
         parameter.zero_()

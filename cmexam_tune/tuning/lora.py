@@ -46,7 +46,7 @@ def attach(model: "PreTrainedModel", family: Family, settings: Any) -> "PreTrain
         UserError: `target_modules` names no layer of this model.
     """
     import torch
-    from peft import LoraConfig, TaskType, get_peft_model
+    from peft import LoraConfig, TaskType, get_peft_model, prepare_model_for_kbit_training
 
     chosen = {
         **dataclasses.asdict(settings),
@@ -55,6 +55,9 @@ def attach(model: "PreTrainedModel", family: Family, settings: Any) -> "PreTrain
     }
     if missing := [name for name in settings.modules_to_save if not _holds(model, name)]:
         raise UserError(f"tuning.modules_to_save: this model has no module called {missing[0]!r}.")
+    if getattr(model, "is_loaded_in_4bit", False):
+        prepare: Any = prepare_model_for_kbit_training
+        model = prepare(model, use_gradient_checkpointing=False)
     task = TaskType.SEQ_CLS if family.task == "classify" else TaskType.CAUSAL_LM
     try:
         tuned: Any = get_peft_model(model, LoraConfig(task_type=task, **_lists(chosen)), autocast_adapter_dtype=True)

@@ -113,7 +113,12 @@ def _whole(config: Config, loaded: "Loaded", adapter: Path, out: Path) -> None:
     _set_chat_template(config, loaded)
     loaded.tokenizer.save_pretrained(out)
     there = dataclasses.replace(
-        config.model, model_name_or_path=str(out), adapter_name_or_path=None, revision=None, config={}
+        config.model,
+        load_in_4bit=False,
+        model_name_or_path=str(out),
+        adapter_name_or_path=None,
+        revision=None,
+        config={},
     )
     del model
     _compare(expected, lambda: family.load(there), "the exported model")

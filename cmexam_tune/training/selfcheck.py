@@ -71,9 +71,6 @@ def save_and_verify(
 def _compare(trainer: "ExamTrainer", model: Any, method: Method, weights: Mapping[str, torch.Tensor]) -> None:
     """Empty the trained parameters, read them back from the file and compare the logits of one question."""
     tuned = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    if getattr(model, "is_loaded_in_4bit", False):
-        # On CPUs bitsandbytes lays its weights out anew at the first forward pass outside training, and rounds.
-        _logits(trainer, model)
     before = _logits(trainer, model)
     for parameter in tuned.values():
         parameter.zero_()
@@ -84,7 +81,9 @@ def _compare(trainer: "ExamTrainer", model: Any, method: Method, weights: Mappin
         for name, value in weights.items():
             tuned[name].copy_(value)
     difference = float((before - after).abs().max())
-    if not difference <= 1e-3 * max(1.0, float(before.abs().max())):
+    # On CPUs bitsandbytes packs its weights for speed and unpacks them when a state dict is asked for, and rounds.
+    rounds = getattr(model, "is_loaded_in_4bit", False) and trainer.args.device.type == "cpu"
+    if not difference <= (1e-2 if rounds else 1e-3) * max(1.0, float(before.abs().max())):
         raise TrainingStopped(
             f"{trainer.run_folder}: the adapter that was written gives other logits than the trained model (by "
             f"{difference:.3g}). The last checkpoint is kept; please report this."

@@ -10,8 +10,9 @@ import train_helpers
 torch = pytest.importorskip("torch")
 
 from cmexam_tune.core.errors import ConfigError, TrainingStopped
+from cmexam_tune.runfolder import seal
 from cmexam_tune.train import train
-from cmexam_tune.training import checkpoints, guards, logits, loop, precision, seal, selfcheck
+from cmexam_tune.training import checkpoints, guards, logits, loop, precision, selfcheck
 from cmexam_tune.training.guards import Guards
 
 NAN, INF = math.nan, math.inf

@@ -15,9 +15,9 @@ torch = pytest.importorskip("torch")
 
 from cmexam_tune.core import config, files
 from cmexam_tune.core.errors import UserError
-from cmexam_tune.runfolder import runs, starting
+from cmexam_tune.runfolder import runs, seal, starting
 from cmexam_tune.train import train
-from cmexam_tune.training import callbacks, checkpoints, logits, processes, seal
+from cmexam_tune.training import callbacks, checkpoints, logits, processes
 
 
 @pytest.fixture(scope="module")

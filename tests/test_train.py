@@ -18,9 +18,9 @@ from safetensors.torch import load_file
 from cmexam_tune import train as program
 from cmexam_tune.core import config
 from cmexam_tune.core.errors import ConfigError, UserError
-from cmexam_tune.runfolder import runs, starting
+from cmexam_tune.runfolder import runs, seal, starting
 from cmexam_tune.train import train
-from cmexam_tune.training import callbacks, checkpoints, seal
+from cmexam_tune.training import callbacks, checkpoints
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,8 @@ from torch import nn
 
 from cmexam_tune.core import cli
 from cmexam_tune.core.errors import UserError
-from cmexam_tune.training import processes, seal
+from cmexam_tune.runfolder import seal
+from cmexam_tune.training import processes
 
 STAGING = ".saving"
 WEIGHTS = "trainable.safetensors"

@@ -14,7 +14,8 @@ from cmexam_tune.batching.data import Data
 from cmexam_tune.core.config import Config
 from cmexam_tune.families import Classifier, Family, Loaded
 from cmexam_tune.models import precision as model_precision
-from cmexam_tune.training import checkpoints, guards, logits, processes, seal
+from cmexam_tune.runfolder import seal
+from cmexam_tune.training import checkpoints, guards, logits, processes
 from cmexam_tune.training.inside import SafeTrainer
 
 

@@ -46,7 +46,7 @@ def content(path: Path) -> dict[str, bytes]:
 
 BAD = [
     {"training__max_tokens_per_batch": 1, "prompt__max_target_length": 1},
-    {"training__optim": "adamw_bnb_8bit"},
+    {"training__optim": "lomo"},
     {"training__adam_beta1": 2.0},
     {"training__lr_scheduler_type": "cosine_with_min_lr"},
     {"training__report_to": "clearml"},

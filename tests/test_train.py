@@ -162,7 +162,7 @@ def recipe_file(folder: Path, tmp_path: Path) -> str:
         (["prompt.max_target_length=1"], "none of 20 questions"),
         (["training.report_to=nonsense"], "training: nonsense is not supported"),
         (["training.report_to=clearml"], "pip install clearml"),
-        (["training.optim=adamw_bnb_8bit"], "pip install -U bitsandbytes"),
+        (["training.optim=lomo"], "pip install lomo-optim"),
         (["training.fsdp=full_shard"], "training.fsdp: not supported"),
         (["training.use_liger_kernel=true"], "pip install liger-kernel"),
         (

@@ -48,3 +48,11 @@ def test_published_numbers_of_the_readme() -> None:
         published = entries.find(recipe).published
         assert float(accuracy) == published.get("accuracy", published.get("accuracy_macro"))
         assert f1 == "-" or float(f1) == published["weighted_f1"]
+
+
+@pytest.mark.parametrize("page", sorted(path.name for path in (ROOT / "docs").glob("*.zh.md")))
+def test_a_guide_in_chinese_has_the_commands_of_the_english_one(page: str) -> None:
+    chinese = set(commands(ROOT / "docs" / page))
+    english = set(commands(ROOT / "docs" / page.replace(".zh", "")))
+    if page not in ("data.zh.md", "quickstart.zh.md"):  # data.zh.md shows more, the English page says it in words
+        assert chinese == english

@@ -229,6 +229,34 @@ def test_shell_recipes_are_short() -> None:
         subprocess.run(["bash", "-n", str(path)], check=True)
 
 
+def test_the_demo_empties_only_a_folder_that_it_made(tmp_path: Path) -> None:
+    program = tmp_path / "bin" / "cmexam-tune"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\nexit 7\n")
+    program.chmod(0o755)
+
+    def demo(out: Path) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "OUT": str(out), "PATH": f"{program.parent}:{os.environ['PATH']}"}
+        command = ["bash", str(ROOT / "recipes" / "demo.sh")]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+    mine, file, of_other = tmp_path / "mine", tmp_path / "file", tmp_path / "export"
+    mine.mkdir()
+    (mine / "letter").write_text("dear")
+    file.write_text("dear")
+    of_other.mkdir()
+    (of_other / ".cmexam_tune").write_text("export\n")
+    for out in (mine, file, of_other):
+        done = demo(out)
+        assert done.returncode == 2 and "not made by make demo" in done.stderr and str(out) in done.stderr
+    assert (mine / "letter").read_text() == file.read_text() == "dear" and (of_other / ".cmexam_tune").is_file()
+    # Its own folder is emptied; the first command that it calls is ours, which stops it.
+    for _ in range(2):
+        assert demo(tmp_path / "new").returncode == 7
+        assert [path.name for path in (tmp_path / "new").iterdir()] == [".cmexam_tune"]
+        (tmp_path / "new" / "old").touch()
+
+
 def test_a_shell_recipe_goes_from_raw_file_to_report(tmp_path: Path) -> None:
     model = tiny.build("bert", tmp_path / "bert", hidden=32)
     environment = {

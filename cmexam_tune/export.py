@@ -53,7 +53,7 @@ def export(
     Raises:
         UserError: a combination that cannot be, an output that exists, or an export that answers differently.
     """
-    from cmexam_tune.runfolder import runs
+    from cmexam_tune.runfolder import modelcard, modelfile, runs
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UserError("export: one process writes a model. Start it without torchrun or another launcher.")
@@ -65,9 +65,14 @@ def export(
     writer = {"hf": _whole, "peft": _adapter, "chatglm": _authors}[chosen]
     # The adapter goes onto whole weights, also where it was trained beside weights of 4 bits.
     _, loaded = runs.load(run, [*overrides, "model.load_in_4bit=false"])
+    # Before the writer gives the tokenizer a chat template of its own.
+    ollama = modelfile.written(config, loaded) if chosen == "hf" else None
     with folders.new_folder(target, PROGRAM) as staged:
         writer(config, loaded, Path(run) / runs.ADAPTER, staged)
-        (staged / "README.md").write_text(card(config, loaded, chosen), encoding="utf-8")
+        if isinstance(ollama, modelfile.Modelfile):
+            (staged / "Modelfile").write_text(ollama.text(), encoding="utf-8", newline="\n")
+        card = modelcard.card(run, config, loaded, chosen, ollama)
+        (staged / "README.md").write_text(card, encoding="utf-8")
     return target
 
 
@@ -156,27 +161,11 @@ def _authors(config: Config, loaded: "Loaded", adapter: Path, out: Path) -> None
     write_authors_prefix(loaded.model, out)
 
 
-SENTINEL = "问题在此"
-"""Stands for the user's message where the words around it are looked for."""
-
-
-def _around(config: Config, loaded: "Loaded") -> tuple[str, str] | None:
-    """Return what stands before and after a message in a training prompt, special tokens written out; None unclear."""
-    from cmexam_tune.prompts import Dialogue
-    from cmexam_tune.runfolder import runs
-
-    family: Any = runs.parts(config)[0]
-    if family.task != "generate":
-        return None
-    codec = family.decoder(loaded, config).codec
-    (ids,) = codec.sources([Dialogue(SENTINEL, (), config.prompt.system)])
-    before, found, after = str(loaded.tokenizer.decode([*ids, *codec.lead])).partition(SENTINEL)
-    return (before, after) if found else None
-
-
 def _set_chat_template(config: Config, loaded: "Loaded") -> None:
     """Give a tokenizer without one a chat template that writes the training prompt, if it gives the same tokens."""
-    around, tokenizer = _around(config, loaded), loaded.tokenizer
+    from cmexam_tune.runfolder import modelcard
+
+    around, tokenizer = modelcard.around(config, loaded), loaded.tokenizer
     if around is None or tokenizer.chat_template:
         return
     before, after = (json.dumps(text, ensure_ascii=False) for text in around)
@@ -192,28 +181,6 @@ def _set_chat_template(config: Config, loaded: "Loaded") -> None:
         if tokenizer(written, add_special_tokens=False)["input_ids"] != [*ids, *codec.lead]:
             tokenizer.chat_template = None
             return
-
-
-def card(config: Config, loaded: "Loaded", format: Format) -> str:
-    """Return the model card: what was trained on what, the prompt, and how to load it."""
-    base = config.model.model_name_or_path
-    kind = {"hf": "the whole model", "peft": "a PEFT adapter", "chatglm": "a prefix in the ChatGLM authors' format"}
-    around = _around(config, loaded)
-    auto = "AutoModelForSequenceClassification" if around is None else "AutoModelForCausalLM"
-    load = {
-        "hf": f"{auto}.from_pretrained(folder)",
-        "peft": f"PeftModel.from_pretrained({auto}.from_pretrained({base!r}), folder)",
-        "chatglm": "# see the P-tuning readme of THUDM/ChatGLM-6B",
-    }
-    prompt = "" if around is None else f"\n## Prompt\n\n```\n{around[0]}MESSAGE{around[1]}\n```\n"
-    data = ", ".join(Path(path).name for path in config.data.train)
-    return (
-        f"---\nbase_model: {json.dumps(base, ensure_ascii=False)}\nlanguage: zh\n---\n\n"
-        f"# {Path(config.out).name}\n\n{base} after {config.tuning.method} with cmexam_tune; this folder holds "
-        f"{kind[format]}.\n\n- data: {data}\n- style of the questions: {config.prompt.style}\n"
-        f"- template: {config.prompt.template}\n{prompt}\n## Loading\n\n```python\n{load[format]}\n```\n\n"
-        "Not for use on patients.\n"
-    )
 
 
 def logits(loaded: "Loaded") -> "list[torch.Tensor]":

@@ -1,6 +1,10 @@
 """Exports load in plain transformers and PEFT with the trained model's logits; a different model is never kept."""
 
 import dataclasses
+import hashlib
+import json
+import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,9 +19,11 @@ from cmexam_tune import export
 from cmexam_tune.__main__ import main
 from cmexam_tune.core import jsonl
 from cmexam_tune.core.errors import UserError
+from cmexam_tune.core.schema import Prediction
+from cmexam_tune.evaluate import evaluate
 from cmexam_tune.families import llama
-from cmexam_tune.prompts import Dialogue
-from cmexam_tune.runfolder import runs
+from cmexam_tune.prompts import TEMPLATES, Dialogue
+from cmexam_tune.runfolder import modelcard, modelfile, runs
 from cmexam_tune.train import train
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -175,7 +181,7 @@ def test_the_chat_template_gives_the_training_prompt(
     there = AutoTokenizer.from_pretrained(tmp_path)
     asked = [{"role": "user", "content": text}]
     assert there.apply_chat_template(asked, add_generation_prompt=True, return_dict=False) == wanted
-    assert "MESSAGE" in export.card(config, loaded, "hf")
+    assert "MESSAGE" in modelcard.card(run, config, loaded, "hf", None)
 
 
 def test_the_card_says_how_to_load(trained: Callable[[str, str], Path], tmp_path: Path) -> None:
@@ -183,6 +189,77 @@ def test_the_card_says_how_to_load(trained: Callable[[str, str], Path], tmp_path
         run_export("--run", trained(family, method), "--out", tmp_path / family)
         card = tmp_path / family / "README.md"
         assert load in card.read_text(encoding="utf-8") and card.stat().st_mode & 0o040
+
+
+def ollama_prompt(file: str, prompt: str, system: str | None = None) -> tuple[str, dict[str, list[str]]]:
+    """Read a Modelfile as Ollama does: the prompt, and the parameters. Knows what Go templates of ours may hold."""
+    found: dict[str, list[str]] = {}
+    for name, long, short in re.findall(
+        r'^(FROM|TEMPLATE|SYSTEM|PARAMETER \w+) (?:"""(.*?)"""|(.*?))$', file, re.M | re.S
+    ):
+        found.setdefault(name, []).append(long or short.strip('"'))
+    (form,) = found["TEMPLATE"]
+    system = found.get("SYSTEM", [""])[0] if system is None else system
+    form = re.sub(r"{{ if \.System }}(.*?){{ end }}", lambda m: m[1] if system else "", form, flags=re.S)
+    assert not re.search(r"{{(?! \.(Prompt|System) }})", form)
+    values = {"Prompt": prompt, "System": system}
+    return re.sub(r"{{ \.(\w+) }}", lambda m: values[m[1]], form), found
+
+
+WRAPPERS = [name for name in TEMPLATES if not name.endswith("_clin")]
+
+
+@pytest.mark.parametrize("template", ["auto", *WRAPPERS])
+def test_the_modelfile_gives_the_training_prompt(trained: Callable[[str, str], Path], template: str) -> None:
+    config, loaded = runs.load(trained("llama", "lora"), ["generation.max_new_tokens=77"])
+    text = "下列属于抗菌药的是？\nA 青霉素 {{ .System }}"
+    has_system = template != "auto" and TEMPLATES[template].system is not None
+    for system in (None, "", "你是医生。\n请回答") if has_system else (None,):
+        prompt = dataclasses.replace(config.prompt, template=template, system=system)
+        there = dataclasses.replace(config, prompt=prompt)
+        codec = llama.codec(loaded.tokenizer, prompt, config.model)
+        (wanted,) = codec.sources([Dialogue(text, (), system)])
+        made = modelfile.written(there, loaded)
+        assert isinstance(made, modelfile.Modelfile)
+        rendered, file = ollama_prompt(made.text(), text)
+        assert llama.source_ids(loaded.tokenizer, [rendered]) == [wanted]
+        assert file.get("PARAMETER stop", []) == list(codec.stop) and file["FROM"] == ["."]
+        assert file["PARAMETER num_predict"] == ["77"] and file["PARAMETER temperature"] == ["0"]
+        assert file["PARAMETER repeat_penalty"] == ["1"], "Ollama's default is 1.1"
+        if has_system:
+            (other,) = codec.sources([Dialogue(text, (), "别的")])
+            assert llama.source_ids(loaded.tokenizer, [ollama_prompt(made.text(), text, "别的")[0]]) == [other]
+
+
+def test_where_no_modelfile_can_be_written(trained: Callable[[str, str], Path], tmp_path: Path) -> None:
+    config, loaded = runs.load(trained("llama", "lora"))
+    quotes = dataclasses.replace(config.prompt, template="alpaca", system='"""')
+    assert "cannot hold" in str(modelfile.written(dataclasses.replace(config, prompt=quotes), loaded))
+    chatglm = dataclasses.replace(config, model=dataclasses.replace(config.model, family="chatglm"))
+    assert "does not read" in str(modelfile.written(chatglm, loaded))
+    loaded.tokenizer.chat_template = "{{ messages[0]['content'] }}"
+    assert "FROM ." in str(modelfile.written(config, loaded))
+    run_export("--run", trained("bert", "head"), "--out", tmp_path / "b")
+    assert not (tmp_path / "b" / "Modelfile").exists()
+    assert "Modelfile" not in (tmp_path / "b" / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_card_has_data_scores_and_modelfile(trained: Callable[[str, str], Path], tmp_path: Path) -> None:
+    run = shutil.copytree(trained("llama", "lora"), tmp_path / "run")
+    asked = run.parent / "q.jsonl"
+    jsonl.write(asked, questions(8))
+    guessed = [Prediction(one.id, "A", "A" if i < 4 else one.answer) for i, one in enumerate(questions(8))]
+    jsonl.write(tmp_path / "p.jsonl", guessed)
+    evaluate([tmp_path / "p.jsonl"], asked, run / "report")
+    accuracy = json.loads((run / "report" / "report.json").read_text())["overall"]["accuracy"]
+    run_export("--run", run, "--out", tmp_path / "m", "--merge")
+    card = (tmp_path / "m" / "README.md").read_text(encoding="utf-8")
+    (train_file,) = runs.open_run(run).config.data.train
+    assert hashlib.sha256(Path(train_file).read_bytes()).hexdigest() in card
+    loss = json.loads((run / "metrics.json").read_text())["train_loss"]
+    assert f"| train_loss (training) | {loss:.4g} |" in card and f"| {accuracy:.2f}%" in card
+    assert "accuracy on q.jsonl" in card and "ollama create" in card
+    assert (tmp_path / "m" / "Modelfile").read_text(encoding="utf-8").startswith("FROM .\nTEMPLATE ")
 
 
 def test_no_run(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A trained run as something that transformers, PEFT or the ChatGLM authors' scripts load, checked on the way."""
+"""A trained run as something that other libraries load, checked on the way; and questions as other tools' tasks."""
 
 import dataclasses
 import json
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from cmexam_tune.core import cli, folders
 from cmexam_tune.core.config import Config
 from cmexam_tune.core.errors import UserError
+from cmexam_tune.interop import tasks
 
 if TYPE_CHECKING:
     import torch
@@ -215,13 +216,21 @@ def main(argv: Sequence[str]) -> int | None:
     parser = cli.Parser(
         "export",
         "Write the model of a run so that transformers, PEFT or the ChatGLM authors' scripts load it. The export is\n"
-        "read back first: it is kept only if it gives the trained model's logits.",
+        "read back first: it is kept only if it gives the trained model's logits. Or, with --task, write questions\n"
+        "as the task files of another evaluation tool; `evaluate` reads what it predicts.",
         "examples:\n"
         "  cmexam-tune export --run runs/lora_llama --out models/exam-llama --merge\n"
         "  cmexam-tune export --run runs/lora_llama --out adapters/exam-llama --format peft\n"
-        "  cmexam-tune export --run runs/ptuning_chatglm --out adapters/exam-chatglm --format chatglm",
+        "  cmexam-tune export --run runs/ptuning_chatglm --out adapters/exam-chatglm --format chatglm\n"
+        "  cmexam-tune export --task lm-eval --questions data/cmexam/test.questions.jsonl --out tasks/cmexam",
     )
-    parser.add_argument("--run", required=True, metavar="DIR", help="folder of a finished training run")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--run", metavar="DIR", help="folder of a finished training run")
+    what.add_argument("--task", choices=tuple(tasks.TASKS), help="write --questions as this tool's task files")
+    parser.add_argument("--questions", metavar="FILE", help="with --task: a questions file")
+    parser.add_argument(
+        "--style", metavar="NAME|FILE", help=f"with --task: prompt style or file (default {tasks.STYLE})"
+    )
     parser.add_argument("--out", required=True, metavar="DIR", help="folder to write")
     parser.add_argument("--merge", action="store_true", help="put a LoRA adapter into its base model")
     parser.add_argument("--format", choices=FORMATS, help="hf: whole model; peft: adapter; chatglm: authors' prefix")
@@ -230,6 +239,14 @@ def main(argv: Sequence[str]) -> int | None:
     )
     cli.add_overrides(parser)
     got = parser.parse_intermixed_args(list(argv))
+    if got.task:
+        if got.questions is None or got.merge or got.format or got.overrides:
+            parser.error("--task takes --questions, --style, --out and --overwrite, and needs --questions.")
+        style = got.style or tasks.STYLE
+        cli.say(str(tasks.export(got.task, got.questions, got.out, PROGRAM, style=style, overwrite=got.overwrite)))
+        return None
+    if got.questions or got.style:
+        parser.error("--questions and --style belong to --task.")
     options = {"merge": got.merge, "format": got.format, "overwrite": got.overwrite, "overrides": got.overrides}
     cli.say(str(export(got.run, got.out, **options)))
     return None

@@ -1,0 +1,238 @@
+"""Our questions as task files of other tools, every answer a set of letters.
+
+- lm-eval (0.4.8 or later of 0.4): a task in YAML whose `utils.py` loads the questions from its own folder and compares
+  sets. lm-eval's own comparison takes several targets as any of them.
+- OpenCompass: a dataset config. Its custom data sets (`--custom-dataset-path`) know one letter only, so the config
+  reads and scores as OpenCompass' own CMB does: all capitals of the output, sorted, equal to the answer.
+- EvalScope: `general_mcq`, which asks in its own words and wants single and multiple choice in two files. Its outputs
+  go by place, so the questions of each file are written beside it for `evaluate`.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from string import ascii_uppercase
+from typing import Any
+
+from cmexam_tune.core import folders, jsonl
+from cmexam_tune.core.errors import DataError
+from cmexam_tune.core.schema import Question
+from cmexam_tune.prompts import prompt, style_given
+
+STYLE = "cmb_answer"
+"""Asks for the letters alone; a prompt that asks for more leaves more to each tool's reading."""
+_SHOWN = 5
+
+_LM_EVAL_YAML = """\
+# {n} questions written by `cmexam-tune export --task lm-eval`; prompt style: {style}.
+# lm_eval --include_path THIS_FOLDER --tasks {name} --log_samples --output_path OUT --model ...
+task: {name}
+dataset_path: ""
+custom_dataset: !function utils.load
+test_split: test
+output_type: generate_until
+doc_to_text: "{{{{prompt}}}}"
+doc_to_target: "{{{{answer}}}}"
+process_results: !function utils.process_results
+generation_kwargs:
+  until: []
+  max_gen_toks: 512
+  do_sample: false
+metric_list:
+  - metric: exact_match
+    aggregation: mean
+    higher_is_better: true
+metadata:
+  version: 1.0
+"""
+
+_LM_EVAL_UTILS = '''\
+"""Loads the questions beside this file and compares sets of letters."""
+
+import json
+import re
+from pathlib import Path
+
+QUESTIONS = Path(__file__).parent / "questions.jsonl"
+
+
+def load(**_):
+    """Return the split `test`, one row for each question."""
+    from datasets import Dataset
+
+    with QUESTIONS.open(encoding="utf-8") as lines:
+        return {"test": Dataset.from_list([json.loads(line) for line in lines])}
+
+
+def letters(output, offered):
+    """Return the first letters on offer behind the last 答案 or answer (else of the whole output), sorted."""
+    text = re.split("答案|answer", output.rpartition("</think>")[2], flags=re.IGNORECASE)[-1]
+    one = f"[{offered}]"
+    found = re.search(f"(?<![A-Za-z]){one}(?:[ ,，、;；和]*{one})*(?![A-Za-z])", text)
+    return "".join(sorted(set(re.findall(one, found[0])))) if found else ""
+
+
+def process_results(doc, results):
+    """Return 1 where exactly the right letters were given."""
+    output = results[0] if isinstance(results[0], str) else results[0][0]
+    return {"exact_match": float(letters(output, doc["letters"]) == doc["answer"])}
+'''
+
+_OPENCOMPASS = '''\
+"""{n} questions written by `cmexam-tune export --task opencompass`; prompt style: {style}.
+
+opencompass --config-dir THIS_FOLDER --datasets {name} --models ...
+"""
+
+from opencompass.datasets import CustomDataset
+from opencompass.openicl.icl_evaluator import AccEvaluator
+from opencompass.openicl.icl_inferencer import GenInferencer
+from opencompass.openicl.icl_prompt_template import PromptTemplate
+from opencompass.openicl.icl_retriever import ZeroRetriever
+from opencompass.utils.text_postprocessors import multiple_select_postprocess
+
+{name}_datasets = [
+    dict(
+        abbr={name!r},
+        type=CustomDataset,
+        path={data!r},  # change it where the folder moves
+        reader_cfg=dict(input_columns=["prompt"], output_column="answer"),
+        infer_cfg=dict(
+            prompt_template=dict(
+                type=PromptTemplate,
+                template=dict(round=[dict(role="HUMAN", prompt="{{prompt}}")]),
+            ),
+            retriever=dict(type=ZeroRetriever),
+            inferencer=dict(type=GenInferencer),
+        ),
+        eval_cfg=dict(
+            evaluator=dict(type=AccEvaluator),
+            pred_role="BOT",
+            pred_postprocessor=dict(type=multiple_select_postprocess),
+        ),
+    )
+]
+'''
+
+_EVALSCOPE = '''\
+"""{n} questions written by `cmexam-tune export --task evalscope`. Set MODEL, then: python THIS_FILE"""
+
+from pathlib import Path
+
+from evalscope import TaskConfig, run_task
+
+MODEL = "Qwen/Qwen2.5-7B-Instruct"
+for subset, several in {subsets!r}:
+    arguments = {{
+        "local_path": str(Path(__file__).resolve().parent),
+        "subset_list": [subset],
+        "extra_params": {{"multiple_correct": several}},
+    }}
+    run_task(TaskConfig(model=MODEL, datasets=["general_mcq"], dataset_args={{"general_mcq": arguments}}))
+'''
+
+
+def export(
+    task: str, questions: str | Path, out: str | Path, program: str, *, style: str = STYLE, overwrite: bool = False
+) -> Path:
+    """Write the task files of one tool to the folder `out` and return it.
+
+    Args:
+        task: one of `TASKS`.
+        questions: the questions file, in the order in which the tool will number its outputs; its name, with `_` for
+            characters that the tools do not take, is the task's.
+        out: folder to write.
+        program: who writes it, see `folders.check_folder`.
+        style: a prompt style or a prompt file; EvalScope asks in its own words.
+        overwrite: replace an earlier export at `out`.
+
+    Raises:
+        UserError: an output that exists, an unknown style, a question without a published answer, or letters that the
+            tool cannot number.
+    """
+    target = folders.check_folder(out, program, overwrite, keep=[questions])
+    asked = list(jsonl.read(questions, Question))
+    if missing := [question.id for question in asked if question.answer is None]:
+        shown = ", ".join(missing[:_SHOWN]) + (", ..." if len(missing) > _SHOWN else "")
+        raise DataError(
+            f"{questions}: {len(missing)} questions have no answer, and these tools score: {shown}. Leave them out."
+        )
+    name = re.sub(r"\W", "_", Path(questions).name.removesuffix(".jsonl").removesuffix(".questions"), flags=re.ASCII)
+    with folders.new_folder(target, program) as staged:
+        TASKS[task](asked, staged, target, name if name[:1].isalpha() else f"task_{name}", style)
+    return target
+
+
+def _lm_eval(questions: Sequence[Question], folder: Path, home: Path, name: str, style: str) -> None:
+    jsonl.write(folder / "questions.jsonl", _asked(questions, style))
+    (folder / "utils.py").write_text(_LM_EVAL_UTILS, encoding="utf-8")
+    _text(folder / f"{name}.yaml", _LM_EVAL_YAML, n=len(questions), name=name, style=Path(style).stem)
+
+
+def _opencompass(questions: Sequence[Question], folder: Path, home: Path, name: str, style: str) -> None:
+    jsonl.write(folder / "questions.jsonl", _asked(questions, style))
+    (folder / "datasets").mkdir()
+    data = str(home.absolute() / "questions.jsonl")
+    config = folder / "datasets" / f"{name}.py"
+    _text(config, _OPENCOMPASS, n=len(questions), name=name, style=Path(style).stem, data=data)
+
+
+def _asked(questions: Sequence[Question], style: str) -> list[dict[str, Any]]:
+    """Return a row for each question, all with the same keys: the libraries take those of the first."""
+    _, words = style_given(style)
+    offered = sorted({letter for question in questions for letter in question.options})
+    return [
+        {
+            "id": question.id,
+            "prompt": prompt(question, words),
+            "question": question.stem,
+            **{letter: question.options.get(letter) for letter in offered},
+            "letters": "".join(question.options),
+            "answer": question.answer,
+        }
+        for question in questions
+    ]
+
+
+def _evalscope(questions: Sequence[Question], folder: Path, home: Path, name: str, style: str) -> None:
+    subsets = []
+    for suffix, several in (("single", False), ("multiple", True)):
+        chosen = [question for question in questions if _several(question) == several]
+        if chosen:
+            subset = f"{name}_{suffix}"
+            jsonl.write(folder / f"{subset}_val.jsonl", [_mcq(question, several) for question in chosen])
+            jsonl.write(folder / f"{subset}.questions.jsonl", chosen)
+            subsets.append((subset, several))
+    _text(folder / "run.py", _EVALSCOPE, n=len(questions), subsets=subsets)
+
+
+def _several(question: Question) -> bool:
+    """Return whether EvalScope has to ask for a set: the paper prints multiple choice, or there are several answers."""
+    return question.kind == "multiple" or len(question.answer or "") > 1
+
+
+def _mcq(question: Question, several: bool) -> dict[str, Any]:
+    if sorted(question.options) != list(ascii_uppercase[: len(question.options)]):
+        raise DataError(
+            f"question {question.id!r}: its options are {''.join(question.options)}; EvalScope numbers them from A "
+            "without gaps. Leave it out, or use another task."
+        )
+    answer = question.answer or ""
+    return {
+        "id": question.id,
+        "question": question.stem,
+        **{letter: question.options[letter] for letter in sorted(question.options)},
+        "answer": list(answer) if several else answer,
+    }
+
+
+def _text(path: Path, words: str, **values: Any) -> None:
+    path.write_text(words.format(**values), encoding="utf-8")
+
+
+TASKS: dict[str, Callable[[Sequence[Question], Path, Path, str, str], None]] = {
+    "lm-eval": _lm_eval,
+    "opencompass": _opencompass,
+    "evalscope": _evalscope,
+}
+"""Tool -> what writes its files."""

@@ -21,7 +21,7 @@ from cmexam_tune.prompts import prompt, style_given
 
 STYLE = "cmb_answer"
 """Asks for the letters alone; a prompt that asks for more leaves more to each tool's reading."""
-_SHOWN = 5
+_SHOWN, _LAST = 5, "J"
 
 _LM_EVAL_YAML = """\
 # {n} questions written by `cmexam-tune export --task lm-eval`; prompt style: {style}.
@@ -212,16 +212,15 @@ def _several(question: Question) -> bool:
 
 
 def _mcq(question: Question, several: bool) -> dict[str, Any]:
-    if sorted(question.options) != list(ascii_uppercase[: len(question.options)]):
-        raise DataError(
-            f"question {question.id!r}: its options are {''.join(question.options)}; EvalScope numbers them from A "
-            "without gaps. Leave it out, or use another task."
-        )
+    """Return a row of general_mcq, which numbers options from A without gaps: a letter that is not there gets no text."""
+    last = max(question.options)
+    if last > _LAST:
+        raise DataError(f"question {question.id!r}: EvalScope knows options to {_LAST}, there is {last}. Leave it out.")
     answer = question.answer or ""
     return {
         "id": question.id,
         "question": question.stem,
-        **{letter: question.options[letter] for letter in sorted(question.options)},
+        **{letter: question.options.get(letter, "") for letter in ascii_uppercase[: ascii_uppercase.index(last) + 1]},
         "answer": list(answer) if several else answer,
     }
 

@@ -212,7 +212,7 @@ def _several(question: Question) -> bool:
 
 
 def _mcq(question: Question, several: bool) -> dict[str, Any]:
-    """Return a row of general_mcq, which numbers options from A without gaps: a letter that is not there gets no text."""
+    """Return a row of general_mcq, which numbers options from A without gaps: a missing letter gets no text."""
     last = max(question.options)
     if last > _LAST:
         raise DataError(f"question {question.id!r}: EvalScope knows options to {_LAST}, there is {last}. Leave it out.")

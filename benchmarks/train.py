@@ -35,6 +35,8 @@ def recipe(job):
     """The experiment of side c; the others take their numbers from it."""
     from cmexam_tune.core import config
 
+    if "recipe" in job:
+        return config.load_config(job["recipe"], job["overrides"])
     return config.parse_config({
         "data": {"train": [job["questions"]], "max_train_samples": job["count"], "num_workers": 1},
         "prompt": {"style": job["style"], **LENGTHS},
@@ -66,8 +68,10 @@ def ready(job):
     args = arguments.build(settings, Path(job["out"]))
     torch.manual_seed(1)
     family, method = runs.parts(settings)
-    questions = train.read(settings.data.train, settings.data.max_train_samples, "train")
-    loaded = family.load(settings.model, questions)
+    questions = list(train.question_files(settings)[0])
+    loaded = family.load(settings.model, questions, str(args.device))
+    if args.gradient_checkpointing:
+        loaded.model.enable_input_require_grads()
     rows = family.encode(loaded, questions, settings.prompt, settings.model).rows
     model = method.attach(loaded.model, family, settings.tuning.settings)
     return settings, args, family, Loaded(model, loaded.tokenizer), rows
@@ -151,6 +155,8 @@ def plain(job):
 
 def ours(job):
     """Side c: the trainer of `cmexam_tune.train`, without writing the adapter."""
+    import math
+
     import datasets
 
     from cmexam_tune.batching import batches, encoding
@@ -160,9 +166,13 @@ def ours(job):
     from cmexam_tune.training import evaluation as trainers
 
     settings, args, family, loaded, rows = ready(job)
-    clock = Clock()
+    clock, overflows = Clock(), []
 
     class Timed(trainers.ExamTrainer):
+        def judge(self, norm):
+            overflows.append(not math.isfinite(norm or 0.0))
+            super().judge(norm)
+
         def get_batch_samples(self, epoch_iterator, num_batches, device):
             if clock.started:
                 sync()
@@ -183,7 +193,7 @@ def ours(job):
     result = trainer.train()
     sync()
     clock.end(*trainer.held)
-    return {**clock.figures(), "loss": result.training_loss}
+    return {**clock.figures(), "loss": result.training_loss, "steps": len(overflows), "overflows": sum(overflows)}
 
 
 def sync():

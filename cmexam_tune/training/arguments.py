@@ -125,7 +125,12 @@ def size_buckets(arguments: TrainingArguments, trained: int) -> None:
     zero = arguments.hf_deepspeed_config.config.get("zero_optimization", {})
     for name in ("reduce_bucket_size", "allgather_bucket_size"):
         if zero.get("stage") in (1, 2) and zero.get(name) == "auto":
-            zero[name] = min(max(trained, 2**16), MOST_BUCKET)
+            zero[name] = bucket(trained)
+
+
+def bucket(trained: int) -> int:
+    """Return the numbers in a bucket of ZeRO-2 for so many trained parameters; DeepSpeed refuses odd sizes."""
+    return min(max(trained + trained % 2, 2**16), MOST_BUCKET)
 
 
 def start_deepspeed() -> None:

@@ -1,5 +1,6 @@
 """A trained run as something that other libraries load, checked on the way; and questions as other tools' tasks."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -32,7 +33,7 @@ TOLERANCE = {"torch.float32": 1e-3, "torch.float16": 2e-2, "torch.bfloat16": 1e-
 
 
 def export(
-    run: str | Path,
+    run: str | Path | Sequence[str | Path],
     out: str | Path,
     *,
     merge: bool = False,
@@ -43,7 +44,7 @@ def export(
     """Write the model of a run to the folder `out` and return it.
 
     Args:
-        run: folder of a finished training run.
+        run: folder of a finished training run, or several with LoRA on one base: the exact mean of their updates.
         out: folder to write; it appears only when the export has been read back and gives the same logits.
         merge: put a LoRA adapter into its base; the result is a plain transformers model.
         format: `hf` (whole model), `peft` (adapter) or `chatglm` (prefix in the ChatGLM authors' format). Default:
@@ -54,25 +55,30 @@ def export(
     Raises:
         UserError: a combination that cannot be, an output that exists, or an export that answers differently.
     """
-    from cmexam_tune.runfolder import modelcard, modelfile, runs
+    from cmexam_tune.runfolder import averaging, modelcard, modelfile, runs
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UserError("export: one process writes a model. Start it without torchrun or another launcher.")
-    target = folders.check_folder(out, PROGRAM, overwrite, keep=[run])
+    given = [run] if isinstance(run, str | Path) else [*run]
+    run = given[0]
+    target = folders.check_folder(out, PROGRAM, overwrite, keep=given)
     config = runs.open_run(run, overrides).config
     base = [config.model.model_name_or_path, config.model.adapter_name_or_path]
     folders.check_folder(out, PROGRAM, overwrite, keep=[path for path in base if path and Path(path).exists()])
     chosen = _format(config, merge, format)
     writer = {"hf": _whole, "peft": _adapter, "chatglm": _authors}[chosen]
     # The adapter goes onto whole weights, also where it was trained beside weights of 4 bits.
-    _, loaded = runs.load(run, [*overrides, "model.load_in_4bit=false"])
-    # Before the writer gives the tokenizer a chat template of its own.
-    ollama = modelfile.written(config, loaded) if chosen == "hf" else None
-    with folders.new_folder(target, PROGRAM) as staged:
+    with contextlib.ExitStack() as held:
+        if len(given) > 1:
+            run = held.enter_context(averaging.averaged(given, overrides))
+        _, loaded = runs.load(run, [*overrides, "model.load_in_4bit=false"])
+        # Before the writer gives the tokenizer a chat template of its own.
+        ollama = modelfile.written(config, loaded) if chosen == "hf" else None
+        staged = held.enter_context(folders.new_folder(target, PROGRAM))
         writer(config, loaded, Path(run) / runs.ADAPTER, staged)
         if isinstance(ollama, modelfile.Modelfile):
             (staged / "Modelfile").write_text(ollama.text(), encoding="utf-8", newline="\n")
-        card = modelcard.card(run, config, loaded, chosen, ollama)
+        card = modelcard.card(run, config, loaded, chosen, ollama, len(given))
         (staged / "README.md").write_text(card, encoding="utf-8")
     return target
 
@@ -222,10 +228,12 @@ def main(argv: Sequence[str]) -> int | None:
         "  cmexam-tune export --run runs/lora_llama --out models/exam-llama --merge\n"
         "  cmexam-tune export --run runs/lora_llama --out adapters/exam-llama --format peft\n"
         "  cmexam-tune export --run runs/ptuning_chatglm --out adapters/exam-chatglm --format chatglm\n"
-        "  cmexam-tune export --task lm-eval --questions data/cmexam/test.questions.jsonl --out tasks/cmexam",
+        "  cmexam-tune export --task lm-eval --questions data/cmexam/test.questions.jsonl --out tasks/cmexam\n"
+        "  cmexam-tune export --average runs/seed1 runs/seed2 runs/seed3 --out adapters/exam-mean",
     )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--run", metavar="DIR", help="folder of a finished training run")
+    what.add_argument("--average", nargs="+", metavar="RUN", help="several runs: the mean of their LoRA adapters")
     what.add_argument("--task", choices=tuple(tasks.TASKS), help="write --questions as this tool's task files")
     parser.add_argument("--questions", metavar="FILE", help="with --task: a questions file")
     parser.add_argument(
@@ -248,7 +256,9 @@ def main(argv: Sequence[str]) -> int | None:
     if got.questions or got.style:
         parser.error("--questions and --style belong to --task.")
     options = {"merge": got.merge, "format": got.format, "overwrite": got.overwrite, "overrides": got.overrides}
-    cli.say(str(export(got.run, got.out, **options)))
+    if got.average and len(got.average) < 2:
+        parser.error("--average: name at least two runs")
+    cli.say(str(export(got.average or got.run, got.out, **options)))
     return None
 
 

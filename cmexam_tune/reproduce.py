@@ -181,7 +181,9 @@ def _settings(entry: entries.Entry, plan: Plan) -> Sequence[str]:
 def _questions(exam: str, split: str, paths: Sequence[str], data: Path, out: Path) -> Path:
     """Return the questions of a split, made from the raw file in `data` where there are none yet."""
     stems = [Path(path).name.removesuffix(".questions.jsonl") for path in paths]
-    stems += {"validation": ["val", "validation"], "test": ["test_with_annotations", "test"]}.get(split, [split])
+    cleaned = any(stem.endswith(".clean") for stem in stems)  # raw questions are no stand-in for these
+    others = {"validation": ["val", "validation"], "test": ["test_with_annotations", "test"]}
+    stems += [] if cleaned else others.get(split, [split])
     for stem in stems:
         ready = out / "data" / exam / f"{stem}.questions.jsonl"
         for candidate in (data / ready.name, ready):
@@ -191,6 +193,8 @@ def _questions(exam: str, split: str, paths: Sequence[str], data: Path, out: Pat
             if raw.is_file():
                 _preprocess(exam, raw, ready.parent, split, data)
                 return ready
+    if cleaned:
+        raise UserError(f"{data}: no {stems[0]}.questions.jsonl. `cmexam-tune check` writes it; copy it into --data.")
     looked = ", ".join(f"{stem}{suffix}" for stem in stems for suffix in RAW[:1])
     raise UserError(f"{data}: no {split} file of {exam} (looked for {looked}, ...). Name the folder with --data.")
 

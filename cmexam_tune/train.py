@@ -61,7 +61,8 @@ def question_files(config: Config) -> tuple[QuestionFiles, QuestionFiles]:
         UserError: a file that is missing or empty, or no training file at all.
     """
     data = config.data
-    train = QuestionFiles.of(data.train, data.max_train_samples, "train")
+    order = config.training.seed if data.shuffle_options else None
+    train = QuestionFiles.of(data.train, data.max_train_samples, "train", data.mixture, order)
     return train, QuestionFiles.of(data.validation, data.max_eval_samples, "validation")
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset
 
+from cmexam_tune.batching.mixture import Mixture
 from cmexam_tune.models.features import IGNORE_INDEX
 
 BUCKET_STEPS = 64
@@ -78,13 +79,13 @@ def label_count(sample: Sample) -> int:
     return sum(label != IGNORE_INDEX for label in sample["labels"][1:])
 
 
-def order(lengths: Sequence[int], layout: Layout, epoch: int) -> list[list[int]]:
+def order(lengths: Sequence[int], layout: Layout, epoch: int, mixture: Mixture | None = None) -> list[list[int]]:
     """Return the steps of an epoch as lists of sample indices: shuffled, each of similar lengths.
 
-    The first epoch starts with the longest question, so that memory runs out in the first step or never.
+    The first epoch starts with its longest question: without a mixture memory runs out in the first step or never.
     """
     rng = random.Random(f"{layout.seed}:{epoch}")
-    indices = list(range(len(lengths)))
+    indices = list(range(len(lengths))) if mixture is None else mixture.shown(epoch)
     rng.shuffle(indices)
     size = layout.global_batch
     steps: list[list[int]] = []
@@ -161,8 +162,19 @@ def _fits(micro: MicroBatch, lengths: Sequence[int], limit: int | None) -> bool:
 class StepSampler(BatchSampler):
     """Yields one `Plan` for each optimizer step; `set_epoch` reshuffles."""
 
-    def __init__(self, lengths: Sequence[int], weights: Sequence[int], layout: Layout, rank: int, world: int) -> None:
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        weights: Sequence[int],
+        layout: Layout,
+        rank: int,
+        world: int,
+        mixture: Mixture | None = None,
+    ) -> None:
         self.lengths, self.weights, self.layout, self.rank, self.world = lengths, weights, layout, rank, world
+        self.mixture = mixture
+        self.questions = len(lengths) if mixture is None else sum(mixture.counts())
+        """Of an epoch, over all processes."""
         self.epoch = 0
         self.drop_last = False
 
@@ -171,17 +183,24 @@ class StepSampler(BatchSampler):
         self.epoch = epoch
 
     def __len__(self) -> int:
-        return -(-len(self.lengths) // self.layout.global_batch)
+        return -(-self.questions // self.layout.global_batch)
 
     def __iter__(self) -> Iterator[list[Plan]]:  # type: ignore[override]
-        for step in order(self.lengths, self.layout, self.epoch):
+        for step in self._steps():
             micro = spread(step, self.lengths, self.layout, self.world)[self.rank]
             yield [Plan(micro, sum(self.weights[i] for i in step), sum(self.lengths[i] for i in step))]
+
+    def _steps(self) -> list[list[int]]:
+        return order(self.lengths, self.layout, self.epoch, self.mixture)
+
+    def tokens(self) -> int:
+        """Return the tokens of this epoch without padding, over all processes."""
+        return sum(self.lengths[i] for step in self._steps() for i in step)
 
     def padding(self) -> float:
         """Return the share of token slots that the plan of this epoch fills with padding, over all processes."""
         used = total = 0
-        for step in order(self.lengths, self.layout, self.epoch):
+        for step in self._steps():
             for micros in spread(step, self.lengths, self.layout, self.world):
                 total += sum(slots(micro, self.lengths) for micro in micros)
             used += sum(self.lengths[i] for i in step)

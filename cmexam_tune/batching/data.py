@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from cmexam_tune.batching.batches import EncodedQuestions, Layout, StepSampler
 from cmexam_tune.batching.encoding import Samples
+from cmexam_tune.batching.mixture import Mixture
 from cmexam_tune.core.schema import Question
 from cmexam_tune.families import Family, Loaded
 
@@ -18,10 +19,12 @@ class Data:
     layout: Layout
     validation: EncodedQuestions | None = None
     validation_questions: Sequence[Question] = ()
+    mixture: Mixture | None = None
+    """Weights of the training files; None: an epoch shows each question once."""
 
     def sampler(self, rank: int, world: int) -> StepSampler:
         """Return the plan of one process."""
-        return StepSampler(self.train.lengths, self.train.weights, self.layout, rank, world)
+        return StepSampler(self.train.lengths, self.train.weights, self.layout, rank, world, self.mixture)
 
     def evaluation_layout(self, micro_batch: int) -> Layout:
         """Return the layout of one pass over the validation questions, never packed."""
@@ -33,3 +36,8 @@ def encoded_questions(family: Family, loaded: Loaded, samples: Samples) -> Encod
     """Return samples with the family's way to make batches of them."""
     collate = functools.partial(family.collate, loaded)
     return EncodedQuestions(samples.table, samples.lengths, samples.weights, collate)
+
+
+def mixture(samples: Samples, weights: Sequence[float], seed: int) -> Mixture | None:
+    """Return the mixture of samples that are from files with these weights; None without weights."""
+    return Mixture(samples.sources, weights, seed) if weights else None

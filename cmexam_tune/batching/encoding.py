@@ -36,8 +36,8 @@ CHUNK = 1000
 MOST_WORKERS = 16
 BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError, datasets.exceptions.DatasetsError)
 """What a damaged cache raises."""
-OWN = ("length", "weight", "truncation")
-"""Columns that are added to a family's: tokens, labels (classifiers: 1), and in one row for each chunk its report."""
+OWN = ("length", "weight", "source", "truncation")
+"""Columns that are added to a family's: tokens, labels (classifiers: 1), file; in a row for each chunk its report."""
 
 
 class Samples(NamedTuple):
@@ -49,6 +49,8 @@ class Samples(NamedTuple):
     """Tokens of each; a question with several sequences (multiple choice) counts its longest."""
     weights: list[int]
     """Labels of each; 1 for classifiers."""
+    sources: list[int]
+    """Number of the file that each is from."""
     truncation: Truncation
 
 
@@ -76,7 +78,8 @@ def _code(family: Family) -> str:
         *(package / "prompts").glob("*.py"),
         *(package / "models" / name for name in ("features.py", "causal.py")),
         package / "core" / "schema.py",
-        Path(__file__).resolve(),
+        *(Path(__file__).resolve().parent / name for name in ("encoding.py", "shuffled.py")),
+        package / "overlap" / "findings.py",
         *(own.parent.glob("*.py") if own.name == "__init__.py" else [own]),
     }
     digest = hashlib.sha256()
@@ -163,31 +166,35 @@ def _column(value: Any) -> Any:
     return datasets.Value("string" if isinstance(value, str) else "int32")
 
 
-def _own(tokens: int, weight: int, truncation: str = "") -> dict[str, Any]:
-    return dict(zip(OWN, (tokens, weight, truncation), strict=True))
+def _own(tokens: int, weight: int, source: int = 0, truncation: str = "") -> dict[str, Any]:
+    return dict(zip(OWN, (tokens, weight, source, truncation), strict=True))
 
 
 def _generate(parts: Sequence[tuple[int, int]]) -> Iterator[dict[str, Any]]:
     """Yield a row for each question that can be encoded, and after each chunk one with the report on it."""
     ((config, family, loaded, questions),) = _world
     for start, end in parts:
-        part = itertools.islice(questions, start, end)
+        part = itertools.islice(questions.sourced(), start, end)
         while chunk := list(itertools.islice(part, CHUNK)):
             yield from _chunk(config, family, loaded, chunk)
 
 
-def _chunk(config: Config, family: Family, loaded: Loaded, chunk: list[Question]) -> Iterator[dict[str, Any]]:
-    encoded = family.encode(loaded, chunk, config.prompt, config.model)
+def _chunk(
+    config: Config, family: Family, loaded: Loaded, chunk: list[tuple[int, Question]]
+) -> Iterator[dict[str, Any]]:
+    encoded = family.encode(loaded, [question for _, question in chunk], config.prompt, config.model)
+    source = {question.id: number for number, question in chunk}
     row: Mapping[str, Any] = {"question_id": "", "input_ids": [], "labels": []}
     for row in encoded.rows:
-        yield {**row, **_own(length(row), label_count(row) if family.task == "generate" else 1)}
+        weight = label_count(row) if family.task == "generate" else 1
+        yield {**row, **_own(length(row), weight, source[row["question_id"]])}
     report = json.dumps(dataclasses.asdict(encoded.truncation))
-    yield {**{name: type(value)() for name, value in row.items()}, **_own(0, 0, report)}
+    yield {**{name: type(value)() for name, value in row.items()}, **_own(0, 0, 0, report)}
 
 
 def _samples(table: datasets.Dataset) -> Samples:
     columns = table.select_columns([*OWN]).with_format("numpy")
-    lengths, weights = (np.asarray(columns[name][:]) for name in OWN[:2])
+    lengths, weights, sources = (np.asarray(columns[name][:]) for name in OWN[:3])
     kept = np.flatnonzero(lengths)
     reports = [json.loads(text) for text in columns.select(np.flatnonzero(lengths == 0))["truncation"][:]]
     values: list[dict[str, Any]] = [
@@ -195,13 +202,7 @@ def _samples(table: datasets.Dataset) -> Samples:
     ]
     truncation = _join([Truncation(**value) for value in values])
     table = table.select(kept).remove_columns([*OWN])
-    return Samples(table, lengths[kept].tolist(), weights[kept].tolist(), truncation)
-
-
-def _truncation(report: dict[str, Any]) -> Truncation:
-    """Return what `dataclasses.asdict` and JSON made lists of."""
-    values: dict[str, Any] = {name: tuple(item) if isinstance(item, list) else item for name, item in report.items()}
-    return Truncation(**values)
+    return Samples(table, lengths[kept].tolist(), weights[kept].tolist(), sources[kept].tolist(), truncation)
 
 
 def _join(parts: Sequence[Truncation]) -> Truncation:

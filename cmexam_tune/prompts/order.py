@@ -15,9 +15,9 @@ def shown(question: Question, order: str | None) -> Question:
     """
     if order is None:
         return question
-    moved = _moved(question, order)
-    texts = {new: question.options[old] for old, new in moved.items()}
-    answer = None if question.answer is None else letters("".join(moved[letter] for letter in question.answer))
+    places = moved(question, order)
+    texts = {new: question.options[old] for old, new in places.items()}
+    answer = None if question.answer is None else letters("".join(places[letter] for letter in question.answer))
     return dataclasses.replace(question, options={letter: texts[letter] for letter in question.options}, answer=answer)
 
 
@@ -25,11 +25,11 @@ def restored(answer: str | None, question: Question, order: str | None) -> str |
     """Return the exam's letters of an answer that was given to `shown(question, order)`."""
     if answer is None or order is None:
         return answer
-    back = {new: old for old, new in _moved(question, order).items()}
+    back = {new: old for old, new in moved(question, order).items()}
     return letters("".join(back.get(letter, letter) for letter in answer))
 
 
-def _moved(question: Question, order: str) -> dict[str, str]:
+def moved(question: Question, order: str) -> dict[str, str]:
     """Return the exam's letter -> the letter under which its text is shown."""
     how, _, number = order.partition(":")
     places = list(question.options)

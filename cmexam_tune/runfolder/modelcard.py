@@ -29,8 +29,11 @@ def around(config: Config, loaded: Loaded) -> tuple[str, str] | None:
     return (before, after) if found else None
 
 
-def card(run: str | Path, config: Config, loaded: Loaded, format: str, ollama: Modelfile | str | None) -> str:
-    """Return the card; `ollama` is the Modelfile beside it, or why there is none."""
+def card(
+    run: str | Path, config: Config, loaded: Loaded, format: str, ollama: Modelfile | str | None, averaged: int = 1
+) -> str:
+    """Return the card; `ollama`: the Modelfile beside it, or why there is none; `averaged`: runs it is the mean of."""
+    mean = f"\n- mean of the updates of {averaged} runs" if averaged > 1 else ""
     base, words = config.model.model_name_or_path, around(config, loaded)
     auto = "AutoModelForSequenceClassification" if words is None else "AutoModelForCausalLM"
     load = {
@@ -42,7 +45,7 @@ def card(run: str | Path, config: Config, loaded: Loaded, format: str, ollama: M
         f"---\nbase_model: {json.dumps(base, ensure_ascii=False)}\nlanguage: zh\n---",
         f"# {Path(config.out).name}",
         f"{base} after {config.tuning.method} with cmexam_tune; this folder holds {KINDS[format]}.",
-        f"- style of the questions: {config.prompt.style}\n- template: {config.prompt.template}",
+        f"- style of the questions: {config.prompt.style}\n- template: {config.prompt.template}{mean}",
         "## Training data\n\n" + "\n".join(_data(path) for path in config.data.train),
     ]
     if words is not None:

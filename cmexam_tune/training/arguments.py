@@ -185,13 +185,8 @@ def layout(config: Config, world: int) -> Layout:
         micro_batch=int(config.training.arguments.get("per_device_train_batch_size", 8)),
         max_tokens=limit,
         pack_length=prompt.max_source_length + prompt.max_target_length if config.training.packing else None,
-        seed=seed(config),
+        seed=config.training.seed,
     )
-
-
-def seed(config: Config) -> int:
-    """Return the seed of everything: initial weights, order and dropout."""
-    return int(config.training.arguments.get("seed", 42))
 
 
 def world_size() -> int:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from cmexam_tune.batching import encoding
-from cmexam_tune.batching.data import Data, encoded_questions
+from cmexam_tune.batching.data import Data, encoded_questions, mixture
 from cmexam_tune.batching.questions import QuestionFiles
 from cmexam_tune.core.config import Config
 from cmexam_tune.families import Loaded
@@ -73,19 +73,22 @@ def dry_run(config: Config, questions: QuestionFiles) -> Estimate:
         model: Any = method.attach(loaded.model, family, config.tuning.settings)
     with tempfile.TemporaryDirectory() as cache:
         samples = encoding.encode(config, family, loaded, questions, Path(cache))
-    data = Data(encoded_questions(family, Loaded(model, loaded.tokenizer), samples), arguments.layout(config, world))
+    layout = arguments.layout(config, world)
+    mixed = mixture(samples, config.data.mixture, layout.seed)
+    data = Data(encoded_questions(family, Loaded(model, loaded.tokenizer), samples), layout, mixture=mixed)
     given = config.training.arguments
     epochs = float(given.get("num_train_epochs", 3))
-    planned = len(data.sampler(0, world))
+    plan = data.sampler(0, world)
+    planned = len(plan)
     steps = int(given.get("max_steps", -1))
     steps = steps if steps > 0 else math.ceil(planned * epochs)
-    tokens = round(sum(data.train.lengths) * steps / planned)
+    tokens = round(plan.tokens() * steps / planned)
     return Estimate(
         parameters=sum(p.numel() for p in model.parameters()),
         trainable=sum(p.numel() for p in model.parameters() if p.requires_grad),
         steps=steps,
         tokens=tokens,
-        padding=data.sampler(0, world).padding(),
+        padding=plan.padding(),
         hours=seconds(config, model, tokens) / world / 3600,
         memory=memory(config, model, data, world),
         processes=world,

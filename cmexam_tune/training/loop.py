@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from cmexam_tune.batching import encoding
-from cmexam_tune.batching.data import Data, encoded_questions
+from cmexam_tune.batching.data import Data, encoded_questions, mixture
 from cmexam_tune.batching.questions import QuestionFiles
 from cmexam_tune.core import cli, files
 from cmexam_tune.core.config import Config
@@ -164,11 +164,13 @@ def _data(
         guards.check_rows([(name, 0) for name in empty["question_id"]])
     if args.process_index == 0:
         cli.note(encoding.table(encoded.truncation, config))
+    layout = arguments_of.layout(config, args.world_size)
     return Data(
         encoded_questions(family, loaded, encoded),
-        arguments_of.layout(config, args.world_size),
+        layout,
         encoded_questions(family, loaded, held_out) if held_out else None,
         list(validation),
+        mixture(encoded, config.data.mixture, layout.seed),
     )
 
 
@@ -176,11 +178,14 @@ def _announce(config: Config, args: TrainingArguments, model: Any, data: Data) -
     tuned = {name: p for name, p in model.named_parameters() if p.requires_grad}
     count = sum(int(getattr(p, "ds_numel", p.numel())) for p in tuned.values())
     total = sum(int(getattr(p, "ds_numel", p.numel())) for p in model.parameters())
-    padding = data.sampler(0, args.world_size).padding()
+    plan = data.sampler(0, args.world_size)
     cli.note(
-        f"{count:,} of {total:,} parameters are trained ({100 * count / total:.3g}%); {len(data.train):,} questions, "
-        f"{data.layout.global_batch} in each step on {args.world_size} process(es); padding {100 * padding:.1f}%"
+        f"{count:,} of {total:,} parameters are trained ({100 * count / total:.3g}%); {plan.questions:,} questions, "
+        f"{data.layout.global_batch} in each step on {args.world_size} process(es); padding {100 * plan.padding():.1f}%"
     )
+    if data.mixture:
+        shares = zip(data.mixture.counts(), config.data.train, strict=True)
+        cli.note("each epoch: " + ", ".join(f"{count:,} of {path}" for count, path in shares))
     chosen = {"bf16": args.bf16, "fp16": args.fp16}
     for line in precision.warnings(config, chosen, {name: p.dtype for name, p in tuned.items()}):
         cli.note(f"warning: {line}")

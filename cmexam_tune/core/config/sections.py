@@ -19,6 +19,10 @@ class DataConfig:
     """Question files, as `cmexam-tune preprocess` writes them."""
 
     train: tuple[str, ...] = ()
+    mixture: tuple[float, ...] = ()
+    """For each training file how often an epoch shows its questions, `[1, 0.5]`; default: each question once."""
+    shuffle_options: bool = False
+    """Train on options in another order, by `training.seed`; questions that this could break stay as they are."""
     validation: tuple[str, ...] = ()
     """Questions for the loss and exam accuracy while training."""
     test: tuple[str, ...] = ()
@@ -126,6 +130,11 @@ class TrainingConfig:
     early_stopping_patience: int | None = None
     """Evaluations without a better `metric_for_best_model` after which training ends."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def seed(self) -> int:
+        """Of everything: initial weights, order of questions and options, dropout."""
+        return int(self.arguments.get("seed", 42))
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,13 @@
 own: /v1/chat/completions, /v1/completions, /v1/models and /health. Requests that wait at the same time are one batch.
 """
 
+import contextlib
 import dataclasses
 import hmac
 import os
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,19 @@ from cmexam_tune.core import cli, documents
 from cmexam_tune.core.config import Config
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.core.schema import Question
-from cmexam_tune.prediction.protocol import FIELDS, NEUTRAL, Refused, completion, conversation, events, number
+from cmexam_tune.prediction.protocol import (
+    FIELDS,
+    NEUTRAL,
+    Refused,
+    Stream,
+    completion,
+    conversation,
+    event,
+    number,
+    stop_texts,
+    top_tokens,
+    with_usage,
+)
 from cmexam_tune.prompts import Asked
 
 if TYPE_CHECKING:
@@ -82,16 +95,17 @@ def application(
     async def answer(request: Request) -> Any:
         try:
             wanted = service.read(request.headers, await _body(request, service.limits.body))
-            written = await service.answer(wanted, request)
-        except Refused as refused:
-            return JSONResponse(refused.content(), refused.status)
+            progress = service.follow(wanted, request)
+            # A request that is refused gets its status before anything is sent.
+            got: Any = await anext(progress)
         except Exception as error:  # noqa: BLE001 - the client gets an error object, whatever happened
-            cli.note(f"error: {type(error).__name__}: {error}")
-            return JSONResponse(Refused(500, "the model failed; see the server's output.").content(), 500)
+            refused = _refused(error)
+            return JSONResponse(refused.content(), refused.status)
         chatting = "messages" in wanted
         if wanted.get("stream"):
-            return StreamingResponse(events(written, wanted, name, chatting), media_type="text/event-stream")
-        return JSONResponse(completion(written, wanted, name, chatting))
+            stream = Stream(wanted, name, chatting)
+            return StreamingResponse(_events(got, progress, stream), media_type="text/event-stream")
+        return JSONResponse(completion(got, wanted, name, chatting))
 
     answer.__annotations__["request"] = Request
     app.post("/v1/chat/completions", response_model=None)(answer)
@@ -109,6 +123,27 @@ async def _body(request: "Request", limit: int) -> str:
         return received.decode("utf-8")
     except UnicodeDecodeError:
         raise Refused(400, "the request is not UTF-8.") from None
+
+
+def _refused(error: Exception) -> Refused:
+    if isinstance(error, Refused):
+        return error
+    cli.note(f"error: {type(error).__name__}: {error}")
+    return Refused(500, "the model failed; see the server's output.")
+
+
+async def _events(first: Any, progress: AsyncIterator[Any], stream: Stream) -> AsyncIterator[str]:
+    """Yield server-sent events for texts so far and for what was written in the end."""
+    got = first
+    try:
+        while isinstance(got, str):
+            if sent := stream.more(got):
+                yield sent
+            got = await anext(progress)
+        for sent in stream.end(got):
+            yield sent
+    except Exception as error:  # noqa: BLE001 - the client gets an error object, whatever happened
+        yield event(_refused(error).content())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,32 +177,49 @@ class Service:
             raise Refused(404, f"model {wanted['model']!r} is not served here; the model is {self.name!r}.", "model")
         return wanted
 
-    async def answer(self, wanted: Mapping[str, Any], request: "Request") -> "Written":
-        """Return what the model writes; stop working on it when the client has left or time is up."""
+    async def follow(self, wanted: Mapping[str, Any], request: "Request") -> "AsyncIterator[str | Written]":
+        """Yield the text so far whenever a stream may go on, and at last all that was written.
+
+        Work on it stops when the client has left or time is up.
+        """
         import asyncio
 
-        config = self._decoding(wanted)
-        waiting = None
+        from cmexam_tune.models.watching import Watch
+
+        loop, waiting = asyncio.get_running_loop(), None
+        news: asyncio.Queue[str | None] = asyncio.Queue()
+
+        def tell(text: str) -> None:
+            loop.call_soon_threadsafe(news.put_nowait, text)
+
         try:
-            asked, config = self._asked(wanted, config)
-            tokens = await asyncio.to_thread(self.together.prompt_tokens, asked, config)
-            if tokens > self.limits.prompt_tokens:
-                raise Refused(
-                    400, f"{tokens:,} tokens of prompt; {self.limits.prompt_tokens:,} are possible.", "messages"
-                )
-            waiting = self.together.submit(asked, config)
+            asked, config = self._asked(wanted, self._decoding(wanted))
+            watch = Watch(tell if wanted.get("stream") else None, top_tokens(wanted))
+            await self._measure(asked, config)
+            waiting = self.together.submit(asked, config, watch)
             ready = asyncio.wrap_future(waiting.future)
+            ready.add_done_callback(lambda _: news.put_nowait(None))
             end = time.monotonic() + self.limits.seconds
             while not ready.done():
-                await asyncio.wait({ready}, timeout=0.2)
+                with contextlib.suppress(asyncio.TimeoutError):
+                    if (text := await asyncio.wait_for(news.get(), 0.2)) is not None:
+                        yield text
                 if not ready.done() and (await request.is_disconnected() or time.monotonic() > end):
                     raise Refused(504, f"no answer within {self.limits.seconds:g} seconds.")
-            return ready.result()
+            yield ready.result()
         except UserError as error:
             raise Refused(400, str(error)) from None
         finally:
             if waiting is not None:
                 waiting.abandon()
+
+    async def _measure(self, asked: Asked, config: Config) -> None:
+        """Refuse a prompt that is too long."""
+        import asyncio
+
+        tokens = await asyncio.to_thread(self.together.prompt_tokens, asked, config)
+        if tokens > self.limits.prompt_tokens:
+            raise Refused(400, f"{tokens:,} tokens of prompt; {self.limits.prompt_tokens:,} are possible.", "messages")
 
     def _asked(self, wanted: Mapping[str, Any], config: Config) -> tuple[Asked, Config]:
         if "messages" in wanted:
@@ -190,11 +242,9 @@ class Service:
         temperature, top_p = number(wanted, "temperature", 0, 2), number(wanted, "top_p", 0, 1)
         if temperature:
             arguments |= {"do_sample": True, "temperature": temperature, "top_p": top_p or 1.0}
-        stops = wanted.get("stop") or []
-        if not isinstance(stops, str) and not (isinstance(stops, list) and all(isinstance(s, str) for s in stops)):
-            raise Refused(400, "stop: a text or a list of texts is needed.", "stop")
-        if not isinstance(wanted.get("stream") or False, bool):
-            raise Refused(400, "stream: true or false is needed.", "stream")
+        stop_texts(wanted), with_usage(wanted)  # refuse what cannot be used
+        if top_tokens(wanted) is not None and arguments.get("num_beams", 1) != 1:
+            raise Refused(400, "logprobs: not with generation.num_beams.", "logprobs")
         generation = dataclasses.replace(self.config.generation, arguments=arguments)
         return dataclasses.replace(self.config, generation=generation)
 

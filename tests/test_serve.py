@@ -1,7 +1,9 @@
 """chat and serve: a trained run answers in the terminal and to the real OpenAI client."""
 
 import contextlib
+import dataclasses
 import io
+import itertools
 import json
 import threading
 import time
@@ -9,15 +11,18 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import openai
 import pytest
 import uvicorn
 
 from cmexam_tune import chat, prompts, serve, tiny
+from cmexam_tune.core import jsonl
 from cmexam_tune.core.errors import UserError
-from cmexam_tune.core.schema import Question
+from cmexam_tune.core.schema import Prediction, Question
+from cmexam_tune.predict import predict
+from cmexam_tune.prediction import protocol
 from cmexam_tune.preprocess import preprocess
 from cmexam_tune.train import train
 
@@ -96,7 +101,110 @@ def test_stream(client: openai.OpenAI) -> None:
     stream = client.chat.completions.create(model="tuned", messages=user(EXAM), stream=True)
     chunks = list(stream)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole
+    assert chunks[0].choices[0].delta.role == "assistant"
     assert chunks[-1].choices[0].finish_reason in ("stop", "length")
+
+
+def test_a_stream_comes_while_the_model_writes(client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cmexam_tune.models.watching import Watching
+
+    heard, in_time, after = threading.Event(), list[bool](), Watching.after
+
+    def patient(self: Any, input_ids: Any, scores: Any, **more: Any) -> Any:
+        if input_ids.shape[1] - self.width == 10:
+            in_time.append(heard.wait(20))
+        return after(self, input_ids, scores, **more)
+
+    monkeypatch.setattr(Watching, "after", patient)
+    for chunk in client.completions.create(model="tuned", prompt="问题: 高血压", max_tokens=20, stream=True):
+        if chunk.choices[0].text:
+            heard.set()
+    assert in_time == [True], "the first text came before the tenth token was written"
+
+
+def test_a_stream_is_what_comes_in_one_piece(client: openai.OpenAI) -> None:
+    long: Any = {"model": "tuned", "prompt": "问题: 高血压", "max_tokens": 300}
+    whole = client.completions.create(**long)
+    counted = {"include_usage": True}
+    parts, last = [], None
+    for chunk in client.completions.create(**long, stream=True, stream_options=counted):
+        parts += [choice.text for choice in chunk.choices]
+        last = chunk
+    assert "".join(parts) == whole.choices[0].text
+    assert sum(map(bool, parts)) > 20
+    assert last is not None and not last.choices and last.usage == whole.usage
+    stop = whole.choices[0].text[40:43]
+    cut = client.completions.create(**long, stop=stop)
+    pieces = list(client.completions.create(**long, stop=stop, stream=True))
+    assert "".join(piece.choices[0].text for piece in pieces) == cut.choices[0].text
+    assert pieces[-1].choices[0].finish_reason == cut.choices[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    ("text", "stops", "known"),
+    [("答案是\ufffd", [], "答案是"), ("ab##", ["###"], "ab"), ("ab###c", ["###"], "ab"), ("ab#c", ["###"], "ab#c")],
+)
+def test_only_what_stays_is_streamed(text: str, stops: list[str], known: str) -> None:
+    assert protocol.settled(text, stops) == known
+
+
+def test_a_stream_that_cannot_be_is_refused_with_its_status(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="600 are possible"):
+        client.chat.completions.create(model="tuned", messages=user("汉" * 1000), stream=True)
+
+
+def test_a_stream_that_fails_ends_with_an_error_object(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cmexam_tune.models.watching import Watching
+
+    after = Watching.after
+
+    def broken(self: Any, input_ids: Any, scores: Any, **more: Any) -> Any:
+        if input_ids.shape[1] - self.width == 3:
+            raise RuntimeError("broken card")
+        return after(self, input_ids, scores, **more)
+
+    monkeypatch.setattr(Watching, "after", broken)
+    with serving(run) as client, pytest.raises(openai.APIError, match="the model failed"):
+        list(client.completions.create(model="tuned", prompt="问题: 高血压", max_tokens=50, stream=True))
+
+
+def test_log_probabilities_are_those_of_transformers(client: openai.OpenAI, run: Path) -> None:
+    import torch
+
+    got = client.completions.create(model="tuned", prompt="问题: 高血压", max_tokens=12, logprobs=5)
+    (choice,) = got.choices
+    assert choice.logprobs is not None and got.usage is not None
+    logs: Any = choice.logprobs
+    _, loaded = chat.load(run)
+    tokenizer: Any = loaded.tokenizer
+    ids = tokenizer("问题: 高血压", return_tensors="pt")["input_ids"]
+    assert ids.shape[1] == got.usage.prompt_tokens
+    with torch.no_grad():
+        for place, token in enumerate(logs.tokens):
+            expected = loaded.model(input_ids=ids).logits[0, -1].float().log_softmax(-1)
+            best = expected.topk(5)
+            assert token == tokenizer.decode([int(best.indices[0])])
+            assert logs.token_logprobs[place] == pytest.approx(float(best.values[0]), abs=1e-4)
+            assert sorted(logs.top_logprobs[place].values(), reverse=True)[0] == logs.token_logprobs[place]
+            assert set(logs.top_logprobs[place]) == {tokenizer.decode([int(i)]) for i in best.indices}
+            ids = torch.cat([ids, best.indices[:1].view(1, 1)], dim=1)
+    sampled = client.completions.create(model="tuned", prompt="问题: 高血压", max_tokens=1, logprobs=5, temperature=2)
+    assert dict(sampled.choices[0].logprobs.top_logprobs[0]) == pytest.approx(logs.top_logprobs[0], abs=1e-4)  # type: ignore[union-attr, index, arg-type]
+
+
+def test_log_probabilities_of_a_chat(client: openai.OpenAI) -> None:
+    asked: Any = {"model": "tuned", "messages": user(EXAM), "max_tokens": 6, "logprobs": True}
+    got = client.chat.completions.create(**asked, top_logprobs=20)
+    assert got.choices[0].logprobs is not None and got.usage is not None
+    content = got.choices[0].logprobs.content
+    assert content and 5 <= len(content) <= got.usage.completion_tokens
+    for token in content:
+        assert len(token.top_logprobs) == 20 and token.top_logprobs[0].logprob == token.logprob
+        assert token.bytes is None or bytes(token.bytes).decode() == token.token
+    bare = client.chat.completions.create(**asked).choices[0].logprobs
+    assert bare is not None and bare.content and bare.content[0].top_logprobs == []
+    written = client.chat.completions.create(model="tuned", messages=user(EXAM), max_tokens=6).choices[0]
+    assert written.logprobs is None and written.message.content == got.choices[0].message.content
 
 
 def test_conversation_with_parts_and_sampling(client: openai.OpenAI) -> None:
@@ -126,7 +234,11 @@ def body(**fields: Any) -> str:
         (body(messages=[{"role": "user", "content": [{"type": "image_url"}]}]), 400, "messages[0]"),
         (body(messages=[{"role": "user", "content": [{"type": "text", "text": 1}]}]), 400, "messages[0]"),
         (body(messages="x"), 400, "messages"), (body(messages=None, prompt=""), 400, "messages"),
-        (body(n=2), 400, "n: only 1"), (body(logprobs=True), 400, "logprobs"), (body(tools=[{}]), 400, "tools"),
+        (body(n=2), 400, "n: only 1"), (body(logprobs=2), 400, "logprobs"),
+        (body(top_logprobs=2), 400, "logprobs: true"), (body(logprobs=True, top_logprobs=21), 400, "0 to 20"),
+        (body(logprobs=True, top_logprobs=1.5), 400, "whole number"), (body(logprobs=True, stream=True), 400, "stream"),
+        (body(stream_options={"include_usage": True}), 400, "stream_options"),
+        (body(stream=True, stream_options={"x": True}), 400, "stream_options"), (body(tools=[{}]), 400, "tools"),
         (body(presence_penalty=1), 400, "presence_penalty"), (body(foo=1), 400, "foo: is not supported"),
         (body(max_tokens=-1), 400, "max_tokens"), (body(max_tokens=1.5), 400, "max_tokens"),
         (body(max_tokens=10**9), 400, "at most 400"), (body(max_tokens="x"), 400, "max_tokens"),
@@ -183,6 +295,60 @@ def test_requests_are_answered_together_as_they_would_be_alone(run: Path) -> Non
         bad.future.result()
 
 
+def test_likelihood_mode_works_against_this_server(
+    run: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The letters are those that transformers finds most probable."""
+    import torch
+
+    config, loaded = chat.load(run)
+    model, tokenizer = loaded.model, cast(Any, loaded.tokenizer)
+    letters = {letter: tokenizer(letter, add_special_tokens=False)["input_ids"][-1] for letter in "ABCDE"}
+    with torch.no_grad():
+        # A model that likes to answer in letters.
+        cast(Any, model).get_output_embeddings().weight[list(letters.values())] *= 8
+    file = folder / "data" / "train.questions.jsonl"
+    wanted: dict[str, str | None] = {}
+    for question in itertools.islice(jsonl.read(file, Question), 6):
+        text = prompts.prompt(question, "answer") + prompts.answer_head(question, "", "answer")
+        with torch.no_grad():
+            logits = model(input_ids=tokenizer(text, return_tensors="pt")["input_ids"]).logits[0, -1]
+        best = max(question.options, key=lambda letter: float(logits[letters[letter]]))
+        wanted[question.id] = best if letters[best] in logits.topk(20).indices else None
+    monkeypatch.setattr(chat, "load", lambda run: (config, loaded))
+    with serving(run) as client:
+        there = [f"model.base_url={client.base_url}", "model.model_name_or_path=tuned", "prompt.style=answer",
+                 "generation.mode=likelihood", "generation.answer_sets=single"]  # fmt: skip
+        text_mode = predict("zeroshot_vllm", file, tmp_path / "t.jsonl", [*there, "prompt.template=none"], limit=6)
+        chat_mode = predict("zeroshot_vllm", file, tmp_path / "c.jsonl", there, limit=6)
+    assert {one.question_id: one.answer for one in jsonl.read(text_mode, Prediction)} == wanted
+    assert len([answer for answer in wanted.values() if answer]) >= 4
+    assert any(one.answer for one in jsonl.read(chat_mode, Prediction))
+
+
+def test_a_watch_is_not_told_what_the_templates_stop_strings_cut_off(run: Path) -> None:
+    from cmexam_tune.models.watching import Watch
+    from cmexam_tune.prediction.together import Together
+
+    config, loaded = chat.load(run, ["generation.max_new_tokens=60"])
+    whole = Together(loaded, 1).submit(chat.put(config, loaded, user("x")), config).future.result().text
+    stop = whole[20:22]
+
+    class Stopping(Together):
+        def _decoder(self, config: Any) -> Any:
+            decoder = super()._decoder(config)
+            decoder.codec = dataclasses.replace(decoder.codec, stop=(stop,))
+            return decoder
+
+    texts = list[str]()
+    watch = Watch(texts.append, top=0)
+    waiting = Stopping(loaded, 1).submit(chat.put(config, loaded, user("x")), config, watch)
+    written = waiting.future.result()
+    assert written.text == whole[: whole.index(stop)] and written.finish == "stop"
+    assert len(set(texts)) > 3 and all(written.text.startswith(text) for text in texts)
+    assert written.logs and all(token.start < len(written.text) for token in written.logs)
+
+
 def test_work_stops_when_nobody_waits(run: Path) -> None:
     from cmexam_tune.prediction.together import Together
 
@@ -228,6 +394,13 @@ def test_prefix_runs_answer_too(folder: Path) -> None:
     config, loaded = chat.load(run)
     first = chat.reply(config, loaded, user(EXAM))
     assert first == chat.reply(config, loaded, user(EXAM)) and first.prompt_tokens > 10
+    with serving(run) as client:
+        asked: Any = {"model": "tuned", "messages": user(EXAM)}
+        chunks = list(client.chat.completions.create(**asked, stream=True))
+        got = client.chat.completions.create(**asked, logprobs=True, top_logprobs=3).choices[0]
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == got.message.content == first.text
+    assert got.logprobs is not None and got.logprobs.content
+    assert all(token.logprob == token.top_logprobs[0].logprob for token in got.logprobs.content)
 
 
 def test_a_classifier_cannot_talk(folder: Path) -> None:

@@ -7,9 +7,7 @@ from typing import Any
 from peft import PeftModel
 from transformers import (
     GenerationConfig,
-    LogitsProcessor,
     LogitsProcessorList,
-    StoppingCriteria,
     StoppingCriteriaList,
 )
 
@@ -21,9 +19,10 @@ from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.models import Loaded, cache, features, legal, sampling, writing
 from cmexam_tune.models.causal import Codec, left_padded
 from cmexam_tune.models.features import Ids
-from cmexam_tune.models.items import Batch, Item, Reading, Written, batches
+from cmexam_tune.models.items import Batch, Finish, Item, Reading, Written, batches
 from cmexam_tune.models.precision import inference
 from cmexam_tune.models.reading import Reader, Start
+from cmexam_tune.models.watching import Watch, Watching, within
 from cmexam_tune.prompts import Asked, Dialogue
 
 BLANK = "…"
@@ -41,6 +40,8 @@ class Decoder:
         self.pad = int(self.tokenizer.pad_token_id or 0)
         self.stopping: list[Any] = []
         """More of transformers' stopping criteria, for `write`."""
+        self.watches: dict[str, Watch] = {}
+        """Id of a question -> what `write` tells about it while it is answered; not with beams."""
         self._priors: dict[str, dict[str, float]] = {}
         self._examples: dict[Any, int] = {}
 
@@ -121,23 +122,27 @@ class Decoder:
         for batch in self._batches(self.ask(asked)):
             rows = [item.ids + self.codec.lead for item in batch.items]
             width = max(len(row) for row in rows)
-            stops: list[Any] = [*self.stopping, *self._stops(width, chosen)]
             keys = [item.question.id for item in batch.items]
-            draws = [] if shaping is None else [sampling.Draw(shaping, keys, self.config.generation.seed)]
-            new = self._generate(rows, chosen, batch.start, stopping_criteria=stops, logits_processor=draws)
-            for item, row, ids in zip(batch.items, rows, new, strict=True):
-                # The first end counts, also where padding behind it would be read as text.
-                end = next((place for place, token in enumerate(ids) if token in ends), None)
-                ids = ids[:end]
-                text = str(self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+            watches = [self.watches.get(key) for key in keys]
+            watching = Watching(watches, width, lambda ids: self._text(ids, ends), self._spell)
+            stops: list[Any] = [watching.after, *self.stopping, *self._stops(width, chosen)]
+            looks: list[Any] = [] if shaping is None else [sampling.Draw(shaping, keys, self.config.generation.seed)]
+            looks = [watching.before, *looks]
+            new = self._generate(rows, chosen, batch.start, logits_processor=looks, stopping_criteria=stops)
+            for item, row, ids, watch in zip(batch.items, rows, new, watches, strict=True):
+                end, text = writing.end_of(ids, ends), self._text(ids, ends)
                 stop = min((at for stop in self.codec.stop if (at := text.find(stop)) >= 0), default=None)
-                yield Written(
-                    item.asked,
-                    THINK * self.codec.thinks + text[:stop],
-                    prompt_tokens=len(row),
-                    tokens=len(ids) + (end is not None),
-                    finish="length" if end is None and stop is None else "stop",
-                )
+                finish: Finish = "length" if end is None and stop is None else "stop"
+                logs = () if watch is None else within(watch.tokens[:end], stop)
+                yield Written(item.asked, text[:stop], len(row), len(ids) if end is None else end + 1, finish, logs)
+
+    def _text(self, ids: Ids, ends: set[int]) -> str:
+        ids = ids[: writing.end_of(ids, ends)]
+        text = self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return THINK * self.codec.thinks + str(text)
+
+    def _spell(self, token: int) -> str:
+        return str(self.tokenizer.decode([token]))
 
     def _stops(self, width: int, chosen: GenerationConfig) -> list[Any]:
         """Return what ends a row beside EOS; `chosen` gets the room that thinking needs."""
@@ -261,8 +266,8 @@ class Decoder:
         rows: list[Ids],
         chosen: GenerationConfig,
         start: Start | None = None,
-        logits_processor: Sequence[LogitsProcessor] = (),
-        stopping_criteria: Sequence[StoppingCriteria] = (),
+        logits_processor: Sequence[Any] = (),
+        stopping_criteria: Sequence[Any] = (),
     ) -> list[Ids]:
         """Return what the model adds to each row.
 

@@ -11,7 +11,10 @@ from cmexam_tune.models import legal
 from cmexam_tune.models.features import Ids
 from cmexam_tune.models.precision import inference
 from cmexam_tune.models.reading import Reader, Start, shared
+from cmexam_tune.models.watching import Token
 from cmexam_tune.prompts import Asked
+
+Finish = Literal["stop", "length"]
 
 
 @dataclass(frozen=True)
@@ -43,8 +46,10 @@ class Written:
     prompt_tokens: int
     tokens: int
     """Written, the one that ended the text included."""
-    finish: Literal["stop", "length"]
+    finish: Finish
     """Ended by the model or a stop string, or cut off by a limit."""
+    logs: tuple[Token, ...] = ()
+    """The tokens of the text with their log-probabilities, where somebody asked for them."""
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,11 @@ def end_ids(chosen: GenerationConfig) -> set[int]:
     return {*ends} if isinstance(ends, list | tuple) else {ends} - {None}
 
 
+def end_of(ids: Sequence[int], ends: set[int]) -> int | None:
+    """Return the place of the first end, which counts also where padding behind it would be read as text."""
+    return next((place for place, token in enumerate(ids) if token in ends), None)
+
+
 class StopText(StoppingCriteria):
     """Ends a row whose last tokens hold a stop string; transformers' own needs a vocabulary with Latin letters."""
 

@@ -14,6 +14,8 @@ from cmexam_tune.core.config import Config
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.families import Loaded
 from cmexam_tune.models.items import Written
+from cmexam_tune.models.watching import Watch
+from cmexam_tune.prediction.protocol import settled
 from cmexam_tune.prompts import Asked
 
 PAUSE = 0.005
@@ -26,6 +28,7 @@ class Waiting:
 
     asked: Asked
     config: Config
+    watch: Watch | None = None
     future: "Future[Written]" = dataclasses.field(default_factory=Future)
     abandoned: bool = False
     """Nobody waits any more: it is left out, and work on a batch of such requests stops."""
@@ -46,9 +49,12 @@ class Together:
         self.batches = 0
         threading.Thread(target=self._work, daemon=True).start()
 
-    def submit(self, asked: Asked, config: Config) -> Waiting:
-        """Put a request in line and return it; its `future` gives what the model writes, or a `UserError`."""
-        waiting = Waiting(asked, config)
+    def submit(self, asked: Asked, config: Config, watch: Watch | None = None) -> Waiting:
+        """Put a request in line and return it; its `future` gives what the model writes, or a `UserError`.
+
+        `watch` is told, by the thread that answers, what of the text so far stays whatever comes; not with beams.
+        """
+        waiting = Waiting(asked, config, watch)
         self._queue.put(waiting)
         return waiting
 
@@ -103,7 +109,17 @@ class Together:
         anew = dataclasses.replace(batch[0].config.generation, seed=random.getrandbits(32))
         decoder = self._decoder(dataclasses.replace(batch[0].config, generation=anew))
         decoder.stopping.append(halted)
+        if batch[0].config.generation.arguments.get("num_beams", 1) == 1:
+            stops = decoder.codec.stop
+            decoder.watches = {str(i): _settled(one.watch, stops) for i, one in enumerate(batch) if one.watch}
         questions = [dataclasses.replace(one.asked.question, id=str(i)) for i, one in enumerate(batch)]
         asked = [dataclasses.replace(one.asked, question=q) for one, q in zip(batch, questions, strict=True)]
         for written in decoder.write(asked):
             batch[int(written.asked.question.id)].future.set_result(written)
+
+
+def _settled(watch: Watch, stops: Sequence[str]) -> Watch:
+    """Return a watch that is not told what the template's stop strings will cut off."""
+    if (tell := watch.tell) is None:
+        return watch
+    return dataclasses.replace(watch, tell=lambda text: tell(settled(text, stops)))

@@ -24,6 +24,8 @@ TRAINED_BYTES = {"weights": 4, "gradients": 4, "adam": 8}
 """For each trained parameter, all in float32."""
 FOUR_BITS = 1 / 2 + 1 / 64 + 4 / (64 * 256)
 """Bytes of a weight in NF4: 4 bits, a scale of 8 bits for 64 of them, and one of 32 bits for 256 scales."""
+MOST_LIVE = 1_000_000_000
+"""Numbers: `stage3_max_live_parameters` of the shipped configs."""
 EFFICIENCY = 0.4
 """Share of the measured matrix-multiply rate that training reaches; attention and norms cost the rest."""
 
@@ -133,16 +135,33 @@ def rate(hidden: int) -> float:
 
 
 def memory(config: Config, model: Any, data: Data, world: int) -> dict[int, int]:
-    """Return the bytes that each process needs, by ZeRO stage: weights, gradients, Adam and activations."""
+    """Return the bytes that each process needs, by ZeRO stage: weights, gradients, Adam, buffers and activations."""
     frozen = _frozen(config, model)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     weights, gradients, adam = (trained * size for size in TRAINED_BYTES.values())
     working = activations(config, model, data)
+    held = buffers(model, trained)
     return {
         0: frozen + weights + gradients + adam + working,
-        2: frozen + weights + (gradients + adam) // world + working,
-        3: (frozen + weights + gradients + adam) // world + working,
+        2: frozen + weights + (gradients + adam) // world + held[2] + working,
+        3: (frozen + weights + gradients + adam) // world + held[3] + working,
     }
+
+
+def buffers(model: Any, trained: int) -> dict[int, int]:
+    """Return the bytes that the shipped ZeRO-2 and ZeRO-3 add on each process, in the type of computation.
+
+    ZeRO-2 fills one bucket with gradients while the other is summed. ZeRO-3 has one, of the square of the width, and
+    keeps whole weights that are needed again soon, up to `stage3_max_live_parameters`.
+    """
+    bucket = int(model.config.hidden_size) ** 2
+    live = min(sum(p.numel() for p in model.parameters()), MOST_LIVE)
+    size = _number_bytes()
+    return {2: 2 * arguments.bucket(trained) * size, 3: (bucket + live) * size}
+
+
+def _number_bytes() -> int:
+    return 2 if precision.Card.here().cuda else 4
 
 
 def _frozen(config: Config, model: Any) -> int:
@@ -178,4 +197,4 @@ def activations(config: Config, model: Any, data: Data) -> int:
     kept = layers * hidden + block if checkpointing(config) else layers * block
     labels = max(data.train.weights) * min(layout.micro_batch, layout.global_batch)
     logits = 3 * 4 * labels * int(getattr(shape, "vocab_size", 0)) if config.model.family != "bert" else 0
-    return slots * kept * (2 if precision.Card.here().cuda else 4) + logits
+    return slots * kept * _number_bytes() + logits

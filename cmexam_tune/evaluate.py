@@ -16,11 +16,13 @@ from cmexam_tune.overlap import leaks
 from cmexam_tune.paper import published as paper
 from cmexam_tune.profiles import Profile
 from cmexam_tune.report import building, identity, plots, provenance, sections, training, writing
-from cmexam_tune.scoring import bridge, comparison, grading, notes
+from cmexam_tune.scoring import bridge, comparison, cut, grading, notes, selection
 
 T = TypeVar("T")
 Predictions = str | Path | Sequence[Prediction]
 Questions = str | Path | Sequence[Question]
+Runs = dict[str, list[grading.Graded]]
+Sources = dict[str, list[str | Path]]
 
 ALL, THIS = "all", "this run"
 EPILOG = """writes DIR/report.json, DIR/report.md and DIR/report.html (one file, no network needed).
@@ -60,13 +62,15 @@ def evaluate(  # noqa: PLR0913 - one argument for each flag of the program
     overlap: str | Path | None = None,
     latex: bool = False,
     seeds: bool | None = None,
+    limit: int | None = None,
+    answered_only: bool = False,
     overwrite: bool = False,
 ) -> building.FullReport:
     """Score predictions, write the report to the folder `out` if one is given, and return it.
 
     Args:
         predictions: records or a file (also another tool's, see `interop.predictions`); several: side by side.
-        questions: the questions file or records that were predicted: exactly these ids.
+        questions: the questions file or records that were predicted: these ids and no others.
         out: folder for report.json, report.md and report.html.
         profile: whose rules: one of `profiles.names()`, or `all` for `standard` with the scores of all of them.
         baseline: predictions of the same questions to compare with, question by question.
@@ -75,6 +79,8 @@ def evaluate(  # noqa: PLR0913 - one argument for each flag of the program
         overlap: what `check` wrote about these questions: those that were also elsewhere are scored apart.
         latex: also write report.tex.
         seeds: whether several files are seeds of one experiment; default: as the notes beside them say.
+        limit: score only the first so many questions.
+        answered_only: score only the questions that every run has a prediction for; the report says so.
         overwrite: replace a report in `out`.
 
     Raises:
@@ -82,22 +88,38 @@ def evaluate(  # noqa: PLR0913 - one argument for each flag of the program
     """
     rules = profiles.get("standard" if profile == ALL else profile)
     _check_out(out, overwrite)
-    asked = _records(questions, Question)
-    first, *more = _load(predictions, name, asked)
+    every = _records(questions, Question)
+    everyone = [*_load(predictions, name, every), *_baseline(baseline, every)]
+    asked, part, (first, *more) = _selected(every, everyone, limit, answered_only)
+    against = more.pop() if baseline is not None else None
     runs = {one.name: _grade(asked, one, rules) for one in (first, *more)}
-    graded, against = runs[first.name], _baseline(baseline, asked)
     sources = {"questions": _paths(questions), "predictions": _paths(predictions), "baseline": _paths(baseline or [])}
-    beside = paper.beside(published, asked) if published else None
-    result = building.build(graded, rules, provenance.collect(sources), first.name, beside)
-    result = _identified(result, first.note, sources["questions"])
-    result = replace(result, **_several(runs, rules, [one.note for one in (first, *more)], seeds))
-    result = replace(result, **_by_profile(graded, profile, first.note))
-    if against:
-        known = f"{against.name} (baseline)" if against.name in runs else against.name
-        runs[known] = _grade(asked, against, rules)
-        result = replace(result, comparison=comparison.compare(runs[known], graded, rules.smoothing, against.name))
-    result = replace(result, subsets=leaks.subsets(graded, result.comparison, sources["questions"], overlap))
+    result = _about(first, runs, rules, sources, paper.beside(published, asked) if published else None)
+    several = _several(runs, rules, [one.note for one in (first, *more)], seeds)
+    result = replace(result, selection=part, **several, **_by_profile(runs[first.name], profile, first.note))
+    result = replace(result, **_compared(runs, against, asked, rules), cut=cut.by_run(runs))
+    result = replace(result, subsets=leaks.subsets(runs[first.name], result.comparison, sources["questions"], overlap))
     return result if out is None else writing.write(result, runs, out, overwrite=overwrite, latex=latex)
+
+
+def _selected(
+    every: Sequence[Question], loaded: Sequence[Run], limit: int | None, answered_only: bool
+) -> tuple[list[Question], selection.Selection | None, list[Run]]:
+    """Return the questions that are scored, and the runs without the predictions for the others."""
+    answered = [{prediction.question_id for prediction in run.predictions} for run in loaded]
+    asked, part = selection.select(every, answered, limit, answered_only)
+    left = {question.id for question in every} - {question.id for question in asked}
+    kept = [replace(run, predictions=[one for one in run.predictions if one.question_id not in left]) for run in loaded]
+    return asked, part, kept
+
+
+def _compared(runs: Runs, against: Run | None, asked: Sequence[Question], rules: Profile) -> dict[str, Any]:
+    """Return the report's section about the baseline, and put it among the runs that can be looked at."""
+    if against is None:
+        return {}
+    graded, baseline = next(iter(runs.values())), _grade(asked, against, rules)
+    runs[f"{against.name} (baseline)" if against.name in runs else against.name] = baseline
+    return {"comparison": comparison.compare(baseline, graded, rules.smoothing, against.name)}
 
 
 def _several(
@@ -130,18 +152,20 @@ def _by_profile(first: Sequence[grading.Graded], profile: str, note: object) -> 
     return {"bridges": bridges, **({"profiles": scores} if profile == ALL else {})}
 
 
-def _identified(report: building.FullReport, note: object, questions: Sequence[str | Path]) -> building.FullReport:
-    """Return the report with who it is about, and the curves of its training where the run lies on this machine."""
-    made_by = note if isinstance(note, Mapping) else {}
+def _about(run: Run, runs: Runs, rules: Profile, sources: Sources, beside: Any) -> building.FullReport:
+    """Return the report of the first run: who it is about, and the curves of its training where that lies here."""
+    report = building.build(runs[run.name], rules, provenance.collect(sources), run.name, beside)
+    made_by, questions = run.note if isinstance(run.note, Mapping) else {}, sources["questions"]
     who = identity.identify(
         made_by,
         questions=str(questions[0]) if questions else "",
-        n=int(report.overall["n"]),  # type: ignore[arg-type]
+        n=len(runs[run.name]),
         profile=report.signature["profile"],
         date=date.today().isoformat(),
     )
-    run = made_by.get("run")
-    return replace(report, identity=who, training=training.curves(Path(run)) if isinstance(run, str) else {})
+    trained = made_by.get("run")
+    curves = training.curves(Path(trained)) if isinstance(trained, str) else {}
+    return replace(report, identity=who, training=curves)
 
 
 def _grade(asked: Sequence[Question], run: Run, rules: Profile) -> list[grading.Graded]:
@@ -172,10 +196,10 @@ def _load(predictions: Any, name: str | Sequence[str], asked: Sequence[Question]
     ]
 
 
-def _baseline(predictions: Predictions | None, asked: Sequence[Question]) -> Run | None:
+def _baseline(predictions: Predictions | None, asked: Sequence[Question]) -> list[Run]:
     if predictions is None:
-        return None
-    return _load(predictions, provenance.names(_paths(predictions)) or ["the baseline"], asked)[0]
+        return []
+    return _load(predictions, provenance.names(_paths(predictions)) or ["the baseline"], asked)[:1]
 
 
 def _paths(source: Any) -> list[str | Path]:
@@ -220,34 +244,32 @@ def main(argv: Sequence[str]) -> int | None:
     parser.add_argument("--overlap", metavar="FILE", help="<stem>.overlap.jsonl of check: score those questions apart")
     parser.add_argument("--latex", action="store_true", help="also write report.tex")
     parser.add_argument("--plots", action="store_true", help="also write the charts as PNG and SVG to DIR/plots")
-    parser.add_argument("--overwrite", action="store_true", help="replace a report in DIR")
-    args = parser.parse_args(argv)
-    report = evaluate(
-        args.predictions,
-        args.questions,
-        args.out,
-        profile=args.profile,
-        baseline=args.baseline,
-        published=args.published,
-        name=args.name,
-        overlap=args.overlap,
-        latex=args.latex,
-        seeds=args.seeds,
-        overwrite=args.overwrite,
+    parser.add_argument("--limit", type=int, metavar="N", help="score only the first N questions")
+    parser.add_argument(
+        "--answered-only", action="store_true", help="score only questions that have a prediction; the report says so"
     )
-    if args.plots:
-        plots.draw(report, Path(args.out))
+    parser.add_argument("--overwrite", action="store_true", help="replace a report in DIR")
+    given = vars(parser.parse_args(argv))
+    draw = given.pop("plots")
+    report = evaluate(**given)
+    if draw:
+        plots.draw(report, Path(given["out"]))
     _say(report)
-    cli.say(f"report: {Path(args.out) / 'report.html'}")
+    cli.say(f"report: {Path(given['out']) / 'report.html'}")
     return None
 
 
 def _say(report: building.FullReport) -> None:
     """Print the headline, and the runs or profiles beside it."""
+    if report.selection:
+        cli.say(report.selection.sentence)
     cli.say(sections.headline(report).text())
     count, scored = (report.overall[key] for key in ("n", "scored"))
     if scored != count:
         cli.say(f"{count} questions, {scored} of them in the accuracy")
+    for name, ends in report.cut.items():
+        if ends.cut:
+            cli.say(f"{name}: {ends.sentence}")
     if report.agreement:
         cli.say(f"\n{sections.agreement(report)}")
     if report.pairs:

@@ -13,7 +13,7 @@ import pytest
 from modelkit import questions
 
 from cmexam_tune.core import jsonl
-from cmexam_tune.core.errors import DataError
+from cmexam_tune.core.errors import DataError, UserError
 from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.evaluate import evaluate
 from cmexam_tune.prompts import order
@@ -340,3 +340,43 @@ def test_questions_of_one_case_are_drawn_together():
     assert alone.overall["accuracy_ci"] != grouped.overall["accuracy_ci"]
     against = evaluate(texts, cases, baseline=predictions).comparison
     assert against.clusters == 20 and against.metrics["accuracy"].resolution > 0
+
+
+def test_a_part_is_scored_only_where_asked_for_and_said(files):
+    questions, predictions = _records()
+    with pytest.raises(DataError, match=r"--answered-only scores the questions.* --limit N the first"):
+        evaluate(predictions[:20], questions)
+    first = evaluate(predictions[:20], questions[:20]).overall
+    assert evaluate(predictions[:20], questions, limit=20).overall == first
+    assert evaluate(predictions, questions, limit=20).overall == first
+    assert evaluate(predictions[:20], questions, answered_only=True).overall == first
+    assert evaluate(predictions[10:40], questions, baseline=predictions[30:], answered_only=True).overall["n"] == 10
+    assert evaluate(predictions, questions, answered_only=True).selection is None
+    with pytest.raises(DataError, match="1 predictions belong to no question: strange"):
+        evaluate([*predictions, Prediction("strange", "A")], questions, answered_only=True)
+    with pytest.raises(UserError, match="no question is left"):
+        evaluate(predictions[:20], questions, answered_only=True, baseline=predictions[30:])
+    with pytest.raises(UserError, match="at least 1"):
+        evaluate(predictions, questions, limit=0)
+    jsonl.write(files / "some.jsonl", predictions[:20])
+    done = _run(files, "--answered-only", predictions="some.jsonl")
+    sentence = "only 20 of 60 questions are scored: those with a prediction"
+    assert sentence in done.stdout, done.stderr
+    assert sentence in (files / "out" / "report.md").read_text(encoding="utf-8")
+    report = json.loads((files / "out" / "report.json").read_text(encoding="utf-8"))
+    assert (report["selection"]["n"], report["selection"]["of"], report["overall"]["n"]) == (20, 60, 20)
+
+
+def test_outputs_that_were_cut_off_are_counted(files):
+    _, predictions = _records()
+    assert evaluate(predictions, _records()[0]).cut == {}
+    ended = [replace(one, finish="stop") for one in predictions]
+    ended[0] = Prediction(ended[0].question_id, "<think>我想", finish="length")
+    ended[1] = Prediction(ended[1].question_id, "<think>想</think>答案", finish="length")
+    ended[2] = Prediction(ended[2].question_id, "<think>我想", finish="stop")
+    jsonl.write(files / "ended.jsonl", ended)
+    done = _run(files, predictions="ended.jsonl")
+    assert "2 of 60 outputs were cut off by their limit, 1 of them while thinking" in done.stdout, done.stderr
+    report = json.loads((files / "out" / "report.json").read_text(encoding="utf-8"))
+    assert list(report["cut"].values()) == [{"outputs": 60, "cut": 2, "thinking": 1}]
+    assert "Outputs cut off by their limit" in (files / "out" / "report.md").read_text(encoding="utf-8")

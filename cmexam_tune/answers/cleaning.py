@@ -22,7 +22,12 @@ def final_part(text: str) -> str:
     """Return what follows a reasoning model's thinking; nothing where it never stopped thinking."""
     if THOUGHT in text:
         return text.rpartition(THOUGHT)[2]
-    return "" if THINK in text else text
+    return "" if still_thinking(text) else text
+
+
+def still_thinking(text: str) -> bool:
+    """Return whether a reasoning model's output ends within its thinking."""
+    return THINK in text and THOUGHT not in text
 
 
 def json_field(text: str, keys: tuple[str, ...]) -> Any:

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from cmexam_tune.answers import THINK, THOUGHT
+from cmexam_tune.answers import still_thinking
 from cmexam_tune.core import files, jsonl
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.prediction import provenance
@@ -199,7 +199,7 @@ def _counts(lines: Sequence[bytes]) -> dict[str, int]:
     records = [json.loads(line) for line in lines]
     ends = [record.get("finish") for record in records]
     cut = [record for record in records if record.get("finish") == "length"]
-    thinking = sum(THINK in record["text"] and THOUGHT not in record["text"] for record in cut)
+    thinking = sum(still_thinking(record["text"]) for record in cut)
     return {"records": len(ends), "cut": len(cut), "cut_thinking": thinking, "failed": ends.count(FAILED)}
 
 

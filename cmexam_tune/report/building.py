@@ -13,13 +13,15 @@ from cmexam_tune.report.published import Published
 from cmexam_tune.scoring import baselines, breakdowns, comparison, grading
 from cmexam_tune.scoring.bridge import Bridge
 from cmexam_tune.scoring.comparison import Comparison, Pair, Spread
+from cmexam_tune.scoring.cut import Cut
 from cmexam_tune.scoring.grading import Graded
 from cmexam_tune.scoring.letters import PartialCredit, partial_credit
+from cmexam_tune.scoring.selection import Selection
 from cmexam_tune.scoring.subsets import Subset
 
 _OPTIONAL = (
     "runs", "summary", "agreement", "flips", "ranking", "pairs", "bridges", "comparison", "profiles", "identity",
-    "explanations", "training", "subsets",
+    "explanations", "training", "subsets", "cut", "selection",
 )  # fmt: skip
 
 
@@ -55,6 +57,10 @@ class FullReport(Report):
     """The same outputs by every profile."""
     subsets: tuple[Subset, ...] = ()
     """With and without questions that were in the training data, or whose answers are known to be doubtful."""
+    cut: Mapping[str, Cut] = field(default_factory=dict)
+    """Run -> outputs that its limit cut off; runs whose files do not say it are left out."""
+    selection: Selection | None = None
+    """Where only a part of the questions file is scored."""
     identity: Identity | None = None
     explanations: Consistency | None = None
     """Whether explanations argue for the answer above them."""

@@ -27,6 +27,7 @@ def tables(report: FullReport) -> list[Table]:
     columns = _columns(report.overall)
     return [
         _scores("Overall", columns, {report.name: report.overall}),
+        *([cut_off(report)] if any(one.cut for one in report.cut.values()) else []),
         *([intervals(report)] if report.intervals else []),
         *([_scores("Runs", columns, report.runs)] if report.runs else []),
         *([_scores("The same outputs by every profile", columns, report.profiles)] if report.profiles else []),
@@ -109,6 +110,12 @@ def agreement(report: FullReport) -> Table:
     lines = tuple((pair, f"{share:.1f}") for pair, share in report.agreement.items())
     changed = ("questions whose answer changes", f"{report.flips} of {report.overall['n']}")
     return Table(("", "%"), (*lines, changed), "Same readable answer")
+
+
+def cut_off(report: FullReport) -> Table:
+    """Return how many outputs of each run were cut off by their limit."""
+    lines = tuple((name, str(one.outputs), str(one.cut), str(one.thinking)) for name, one in report.cut.items())
+    return Table(("", "outputs", "cut off", "while thinking"), lines, "Outputs cut off by their limit")
 
 
 def baselines(report: FullReport) -> Table:
@@ -235,6 +242,8 @@ def by_length(bins: Sequence[Mapping[str, Any]]) -> Table:
 def markdown(report: FullReport) -> str:
     """Return report.md: every table, how each number was computed, and where it comes from."""
     head = "Accuracy, F1, BLEU and ROUGE in percent; an unreadable output counts as the profile says.\n"
+    if report.selection:
+        head = f"**{escape_markdown(report.selection.sentence)}**\n\n{head}"
     signatures = "".join(f"- {escape_markdown(k)}: {escape_markdown(str(v))}\n" for k, v in report.signature.items())
     parts = ["# Evaluation report\n", head, *(one.markdown() for one in tables(report)), "## Signatures\n", signatures]
     return "\n".join(parts)

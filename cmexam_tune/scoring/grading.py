@@ -126,8 +126,8 @@ def _match(questions: Sequence[Question], predictions: Sequence[Prediction]) -> 
         raise DataError(
             f"predictions and questions do not match ({len(by_id)} predictions, {len(known)} questions); "
             f"{'; '.join(problems)}. Score the questions file that was predicted; an interrupted predict continues "
-            "where it stopped when it is started again; after predict --limit N, score the file's first N lines "
-            "(head -n N)."
+            "where it stopped when it is started again; --answered-only scores the questions that have a prediction, "
+            "--limit N the first N (after predict --limit N)."
         )
     return [(question, by_id[question.id]) for question in questions]
 

@@ -25,6 +25,14 @@ function accuracySentence() {
     `在 ${scored} 道有标准答案的题目中答对 ${number(overall.accuracy)}%。按此题量，与该结果相容的真实正确率在 <b>${ends[0]}% 至 ${ends[1]}%</b> 之间（95% Wilson 区间）。多选题须全部选对且不多选才算对。`);
 }
 
+// Only a part of the questions, or outputs that a limit cut off: to be known before the numbers.
+function caveats() {
+  const part = R.selection, cut = R.cut && R.cut[R.name], found = [];
+  if (part) found.push(both(`Only ${count(part.n)} of ${count(part.of)} questions are scored: ${escape(part.how)}.`, `仅对 ${count(part.of)} 道题中的 ${count(part.n)} 道计分：${escape(part.how)}。`));
+  if (cut && cut.cut) found.push(both(`${count(cut.cut)} of ${count(cut.outputs)} outputs were cut off by their limit, ${count(cut.thinking)} of them while thinking.`, `${count(cut.outputs)} 条输出中有 ${count(cut.cut)} 条因长度上限被截断，其中 ${count(cut.thinking)} 条仍在思考。`));
+  return found.map(text => `<p class="warning">${text}</p>`).join("");
+}
+
 function textSentence() {
   if (!overall.explanations) return "";
   const n = count(overall.explanations);
@@ -50,7 +58,7 @@ function headline() {
     fact("answered", both("readable outputs", "可解析的输出"), overall.n ? `<span class="nowrap">${count(overall.answered)}<small> / ${count(overall.n)}</small></span>` : "–"),
     ...["accuracy_macro", "weighted_f1", ...TEXT_METRICS].filter(key => overall[key] != null).map(key => fact(key, heading(key), number(overall[key], key))),
   ];
-  section("headline", escape(R.name === "this run" ? "Result" : R.name), escape(R.name === "this run" ? "结果" : R.name), `${identityList()}
+  section("headline", escape(R.name === "this run" ? "Result" : R.name), escape(R.name === "this run" ? "结果" : R.name), `${identityList()}${caveats()}
     <div class="top"><div><div class="big">${number(overall.accuracy)}<small>%</small></div><div>${both("answered exactly right", "完全答对")}</div></div>${facts.join("")}</div>
     <p class="lead">${accuracySentence()}${textSentence()}</p>${letters()}`);
 }

@@ -55,6 +55,9 @@ def export(
     Raises:
         UserError: a combination that cannot be, an output that exists, or an export that answers differently.
     """
+    from cmexam_tune.models import screen
+
+    screen.quiet()
     from cmexam_tune.runfolder import averaging, modelcard, modelfile, runs
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:

@@ -74,6 +74,8 @@ def judge(
     for name, source in _names(judges, "judge").items():
         _judge(work, name, loading.open_source(source, overrides), ("plain", *options.also))
     judged = [*_judged(work), *people]
+    if not judged and not any(answer.text.strip() for answers in work.answers.values() for answer in answers):
+        raise UserError("judge: nothing was judged, because every answer in --predictions is empty.")
     if not judged:
         raise UserError("judge: nothing was judged. Name a judge with --config, or a sheet with --import.")
     axes = list(rules.axes)

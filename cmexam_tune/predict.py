@@ -69,9 +69,7 @@ def _parser() -> cli.Parser:
         "most probable legal answer). Beside OUT, OUT.meta.json says what the predictions came from.",
     )
     cli.add_config(parser, required=False)
-    parser.add_argument(
-        "--run", "--run-folder", dest="run", metavar="DIR", help="folder of a training run (torchrun eats --run)"
-    )
+    parser.add_argument("--run", "--run-folder", dest="run", metavar="DIR", help="folder of a training run")
     parser.add_argument("--questions", required=True, metavar="FILE", help="as `cmexam-tune preprocess` writes them")
     parser.add_argument("--out", metavar="FILE", help="predictions, one JSON object a line")
     parser.add_argument("--limit", type=int, metavar="N", help="answer only the first N questions")

@@ -272,9 +272,9 @@ def main(argv: Sequence[str]) -> int | None:
     parser.add_argument("--name", help="the model's name in requests (default: the run folder's or recipe's)")
     parser.add_argument("--api-key", default=os.environ.get(KEY), help=f"what clients must send (default: ${KEY})")
     for limit in dataclasses.fields(Limits):
-        flag = f"--max-{limit.name.replace('_', '-')}"
+        flag, unit = f"--max-{limit.name.replace('_', '-')}", "bytes " if limit.name == "body" else ""
         parser.add_argument(
-            flag, type=limit.type, default=limit.default, help="for each request (default: %(default)s)"
+            flag, metavar="N", type=limit.type, default=limit.default, help=f"{unit}for each request (%(default)s)"
         )
     got = parser.parse_intermixed_args(list(argv))
     limits = Limits(got.max_body, got.max_prompt_tokens, got.max_output_tokens, got.max_seconds)

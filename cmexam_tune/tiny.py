@@ -62,6 +62,12 @@ def build(family: str, out: str | Path, overwrite: bool = False, **sizes: int) -
     if hidden % 16 or (hidden > 4 * HEAD and hidden % (2 * HEAD)):
         raise UserError(f"tiny: hidden={hidden}: multiples of 16 up to {4 * HEAD}, of {2 * HEAD} above, are possible.")
     target = check_folder(out, "tiny", overwrite)
+    from cmexam_tune.models import screen
+
+    screen.quiet()
+    from cmexam_tune.models import checkpoint
+
+    checkpoint.hide_bars()
     with new_folder(target, "tiny") as folder:
         if family.startswith("chatglm"):
             from cmexam_tune.families.chatglm import tiny as chatglm

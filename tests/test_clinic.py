@@ -275,6 +275,8 @@ def test_wrong_commands(argv: list[str], message: str, cases: Path, tmp_path: Pa
     with pytest.raises(UserError, match=r"'9:9' is no turn of"):
         jsonl.write(tmp_path / "strange.jsonl", [Prediction("9:9", "x")])
         judge([tmp_path / "strange.jsonl"], cases, [], tmp_path / "o")
+    with pytest.raises(UserError, match="every answer in --predictions is empty"):
+        judge([answered(tmp_path, "mute", (" ",))], cases, [], tmp_path / "o")
 
 
 # --- people ------------------------------------------------------------------------------------------------------

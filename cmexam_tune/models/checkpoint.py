@@ -25,7 +25,7 @@ from transformers.utils import logging
 from cmexam_tune.core.config import ModelConfig
 from cmexam_tune.core.errors import ConfigError, UserError, first_line
 from cmexam_tune.core.variants import suggest
-from cmexam_tune.models import attention, foreign
+from cmexam_tune.models import attention, foreign, screen
 
 if not torch.accelerator.is_available():
     # DeepSpeed would look for a card at its first import and print a warning among the results.
@@ -168,6 +168,8 @@ def read_weights(
     # Its report of missing weights is replaced by the check below.
     quiet: Any = logging
     quiet.set_verbosity_error()
+    if Path(location(model)).is_dir():
+        hide_bars()
     try:
         loaded, info = auto.from_pretrained(
             location(model),
@@ -184,6 +186,7 @@ def read_weights(
         raise UserError(f"{name}: the weights cannot be loaded ({first_line(error)}).") from None
     finally:
         logging.set_verbosity(verbosity)
+        hide_bars()
     if missing := sorted(key for key in info["missing_keys"] if not may_miss(key)):
         raise UserError(
             f"{name}: {len(missing)} weights that {type(loaded).__name__} needs are not in the checkpoint, the first "
@@ -226,6 +229,13 @@ def dtype(model: ModelConfig) -> torch.dtype:
     if not torch.cuda.is_available():
         return torch.float32
     return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
+
+
+def hide_bars() -> None:
+    """Show no more bars of reading and writing weights; those of a download come before and are of use."""
+    if not screen.verbose():
+        hide: Any = logging.disable_progress_bar
+        hide()
 
 
 def location(model: ModelConfig) -> str:

@@ -25,7 +25,7 @@ from cmexam_tune.families import Family, Loaded
 from cmexam_tune.models import checkpoint
 from cmexam_tune.runfolder import curve, runs, starting
 from cmexam_tune.training import arguments as arguments_of
-from cmexam_tune.training import callbacks, checkpoints, guards, inside, precision, processes, screen, selfcheck
+from cmexam_tune.training import callbacks, checkpoints, guards, inside, precision, processes, selfcheck
 from cmexam_tune.training.evaluation import ExamTrainer
 from cmexam_tune.tuning import Method
 
@@ -57,7 +57,6 @@ def fit(
         TrainingStopped: training degenerated; a checkpoint from before is kept.
         KeyboardInterrupt: a signal asked for it; a checkpoint is kept.
     """
-    screen.quiet()
     args = arguments_of.build(run.config, run.path)
     _check_evaluation(args, run.config, validation)
     first = args.process_index == 0

@@ -13,6 +13,7 @@ from cmexam_tune.core import cli, folders
 from cmexam_tune.core.config import Config
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.interop import tasks
+from cmexam_tune.models import screen
 
 if TYPE_CHECKING:
     import torch
@@ -55,8 +56,6 @@ def export(
     Raises:
         UserError: a combination that cannot be, an output that exists, or an export that answers differently.
     """
-    from cmexam_tune.models import screen
-
     screen.quiet()
     from cmexam_tune.runfolder import averaging, modelcard, modelfile, runs
 

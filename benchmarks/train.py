@@ -186,7 +186,7 @@ def ours(job):
 
     table = datasets.Dataset.from_list([dict(row) for row in rows])
     lengths, labels = [[*map(count, rows)] for count in (batches.length, batches.label_count)]
-    samples = encoding.Samples(table, lengths, labels, Truncation())
+    samples = encoding.Samples(table, lengths, labels, [0] * len(rows), Truncation())
     data = datas.Data(datas.encoded_questions(family, loaded, samples), layouts.layout(settings, 1))
     args.max_steps = min(job["limit"]["c"], len(rows) // job["batch"])
     trainer = Timed(settings, family, loaded, args, data)

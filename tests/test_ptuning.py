@@ -243,7 +243,7 @@ def test_wrong_sizes_and_wrong_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such"):
         ptuning.load(model, tmp_path)
     torch.save({"lm_head.weight": torch.zeros(2)}, tmp_path / "other.bin")
-    with pytest.raises(UserError, match="not a P-tuning checkpoint"):
+    with pytest.raises(UserError, match="is no P-tuning checkpoint"):
         load_authors_prefix(tmp_path / "other.bin")
     with pytest.raises(ConfigError, match="carries a prefix already"):
         ptuning.attach(model, LLAMA, ptuning.Settings(4))

@@ -153,7 +153,7 @@ def _by_profile(first: Sequence[grading.Graded], profile: str, note: object) -> 
 
 
 def _about(run: Run, runs: Runs, rules: Profile, sources: Sources, beside: Any) -> building.FullReport:
-    """Return the report of the first run: who it is about, and the curves of its training where that lies here."""
+    """Return the report of the first run: who it is about, and the curves of its training where that is known."""
     report = building.build(runs[run.name], rules, provenance.collect(sources), run.name, beside)
     made_by, questions = run.note if isinstance(run.note, Mapping) else {}, sources["questions"]
     who = identity.identify(

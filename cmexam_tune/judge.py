@@ -145,7 +145,7 @@ def place(out: Path, judge: str, model: str, variant: Variant) -> Path:
 
 
 def _judged(work: _Work) -> list[Judged]:
-    """Return the judgements about these predictions that lie in the folder, of all judges."""
+    """Return the judgements about these predictions in the folder, of all judges."""
     found = []
     for folder in sorted(path for path in (work.out / "judgements").glob("*") if path.is_dir()):
         for model in work.answers:

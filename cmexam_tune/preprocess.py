@@ -31,7 +31,7 @@ CMB-Clin files give DIR/<stem>.cases.jsonl in place of questions. Nothing is wri
 
 An input is a file (.csv, .tsv, .xlsx, .jsonl, .json, .parquet), a folder or zip as it was downloaded (what has the
 exam's columns is read, the rest named), or a data set on the hub: hf://OWNER/NAME[@REVISION][/FOLDER]; the report
-names the revision. CMB's test questions are joined with the file of answers that lies beside them.
+names the revision. CMB's test questions are joined with the file of answers beside them.
 
 --map names columns: fields stem, options (A..E: one column each), answer, explanation, id, kind, case, group, answer_as
 (letters, number, index, text) and facet:NAME; other names of a column follow after |. It amends the exam's own map; a

@@ -91,7 +91,7 @@ def _code(family: Family) -> str:
 
 
 def encode(config: Config, family: Family, loaded: Loaded, questions: QuestionFiles, cache: Path) -> Samples:
-    """Return the encoded questions, from the cache folder where they lie there already.
+    """Return the encoded questions, from the cache folder where they are there already.
 
     Raises:
         UserError: as reading the questions.

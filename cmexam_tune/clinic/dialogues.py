@@ -52,7 +52,7 @@ def asked(
         (later if place else first).format(record=case.record, question=turn.question)
         for place, turn in enumerate(case.turns)
     ]
-    said = [turn.answer for turn in case.turns] if answers is None else answers
-    history = tuple(Turn(words[i], said[i]) for i in range(number - 1))
+    replies = [turn.answer for turn in case.turns] if answers is None else answers
+    history = tuple(Turn(words[i], replies[i]) for i in range(number - 1))
     question = Question(key(case, number), words[number - 1], NO_OPTIONS, None)
     return Asked(question, lambda shown: shown.stem, history)

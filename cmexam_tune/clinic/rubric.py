@@ -69,11 +69,11 @@ class Rubric:
     def asked(self, case: Case, number: int, answer: str, variant: Variant = "plain") -> Asked:
         """Return the question to a judge about the answer to turn `number` (from 1) of a case."""
         turn, earlier = case.turns[number - 1], case.turns[: number - 1]
-        said = "\n".join(_fill(self.turn, question=one.question, answer=one.answer) for one in earlier)
+        before = "\n".join(_fill(self.turn, question=one.question, answer=one.answer) for one in earlier)
         words = _fill(
             self.prompt,
             record=case.record,
-            conversation=_fill(self.conversation, conversation=said) if earlier else "",
+            conversation=_fill(self.conversation, conversation=before) if earlier else "",
             question=turn.question,
             reference="" if variant == "no_reference" else _fill(self.reference, reference=turn.answer),
             answer=answer,

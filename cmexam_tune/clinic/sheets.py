@@ -57,7 +57,7 @@ def export(
         seed: of drawing and shuffling.
 
     Raises:
-        UserError: something lies at `path` or beside it.
+        UserError: something is at `path` or beside it.
     """
     path = files.check_output(path)
     files.check_output(key_path(path))
@@ -136,7 +136,7 @@ def read(path: str | Path, rubric: Rubric, judge: str | None = None) -> list[Jud
     """Return what a person filled in, one `Judged` for each model; rows without any score are left out.
 
     Args:
-        path: the sheet; its key lies beside it, also for copies `NAME.xlsx` of it given to several people, where
+        path: the sheet; its key is beside it, also for copies `NAME.xlsx` of it given to several people, where
             `NAME` starts with the name of the sheet.
         rubric: the one it was written with.
         judge: name of the judge; default: the sheet's.

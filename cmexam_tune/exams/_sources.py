@@ -150,7 +150,7 @@ def look(path: Path, fields: Fields | None) -> str:
         return "other"
     if fields is None:
         return "questions"
-    if "QA_pairs" in row:  # CMB-Clin, which lies beside the tests whose answers are elsewhere
+    if "QA_pairs" in row:  # CMB-Clin, which is beside the tests whose answers are elsewhere
         return "questions" if fields.answers == "elsewhere" else "other"
     found = Columns(path, fields.columns(), fields.ignore).of(row)
     if found.has("stem") and found.has("options"):
@@ -159,7 +159,7 @@ def look(path: Path, fields: Fields | None) -> str:
 
 
 def answers_for(source: Source, fields: Fields | None, known: Sequence[Source]) -> Path | None:
-    """Return the file of answers that lies beside a file of questions without any, None where there is not just one."""
+    """Return the file of answers beside a file of questions without any, None where there is not just one."""
     if fields is None or fields.answers != "elsewhere":
         return None
     _, row = next(_tables.read(source.path), (0, {}))

@@ -1,4 +1,4 @@
-"""The entries of the papers' tables: which recipe reproduces which of them. `entries.yaml` lies beside this file."""
+"""The entries of the papers' tables: which recipe reproduces which of them. `entries.yaml` is beside this file."""
 
 import functools
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The numbers that the papers print: the only reader of `published.yaml`, which lies beside this file."""
+"""The numbers that the papers print: the only reader of `published.yaml`, which is beside this file."""
 
 import functools
 from collections import Counter

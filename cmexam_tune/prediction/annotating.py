@@ -14,7 +14,7 @@ from cmexam_tune.prediction.resumable import ResumableFile
 
 
 def outputs(source: loading.Source, questions: Sequence[Question], path: Path, out: Path) -> dict[str, str]:
-    """Return key -> text of a model's proposals; those that lie in `out` are not asked again.
+    """Return key -> text of a model's proposals; those that are in `out` are not asked again.
 
     Args:
         source: the model.

@@ -55,7 +55,7 @@ def _checksums(folder: Path) -> dict[str, str]:
 
 
 def fingerprint(name: str) -> str | None:
-    """Return a checksum of a model folder that takes seconds for any size, or None where nothing lies on this disk.
+    """Return a checksum of a model folder that takes seconds for any size, or None where it is not on this disk.
 
     Files of up to 64 MB count as a whole, of larger ones their size and 1,024 evenly spaced blocks, so that another
     fine-tuning at the same path is noticed.

@@ -35,7 +35,7 @@ class Differing:
 class Bridge:
     """The way from our accuracy to a script's score, in points of percent: standard + the four steps = theirs.
 
-    A score or step is None where it cannot be said, because the script scores none of these questions.
+    A score or step is None where there is none, because the script scores none of these questions.
     """
 
     profile: str
@@ -104,12 +104,12 @@ def to_profiles(
         option_order: See `grading.grade`.
         explanations: See `grading.grade`.
     """
-    asked, said = [one.question for one in graded], [one.prediction for one in graded]
-    ours = grading.grade(asked, said, STANDARD, option_order, explanations)
+    asked, predictions = [one.question for one in graded], [one.prediction for one in graded]
+    ours = grading.grade(asked, predictions, STANDARD, option_order, explanations)
     scores, bridges = {}, {}
     for name in names:
         rules = profiles.get(name)
-        theirs = ours if name == STANDARD else grading.grade(asked, said, rules, option_order, explanations)
+        theirs = ours if name == STANDARD else grading.grade(asked, predictions, rules, option_order, explanations)
         scores[name] = grading.score(theirs, rules)
         if name != STANDARD:
             bridges[name] = between(ours, theirs, rules, style)

@@ -99,8 +99,8 @@ def _readings(rules: Profile, matched: Sequence[tuple[Question, Prediction]]) ->
     read = [
         [
             # A profile reads the whole output, as its script does; what is thinking, it decides itself.
-            rules.vote(said.votes, question) if rules.vote and said.votes else way(said.text, question)
-            for question, said in matched
+            rules.vote(output.votes, question) if rules.vote and output.votes else way(output.text, question)
+            for question, output in matched
         ]
         for way in ways
     ]

@@ -66,7 +66,7 @@ def build(config: Config, out: Path) -> TrainingArguments:
         # What transformers 5.23 and later call it; recipes keep the name that everybody knows.
         given = {name.replace("gradient_checkpointing", "activation_checkpointing"): v for name, v in given.items()}
     if not torch.accelerator.is_available():
-        # Unless it is said, transformers takes each of several processes for the first and only one.
+        # Without it transformers takes each of several processes for the first and only one.
         given.setdefault("use_cpu", True)
     # Every module takes part in every step; looking for those that do not costs a pass over the graph each time.
     given.setdefault("ddp_find_unused_parameters", False)
@@ -116,7 +116,7 @@ def _refuse(config: Config) -> None:
 
 
 def size_buckets(arguments: TrainingArguments, trained: int) -> None:
-    """Set ZeRO-2's buckets that are `auto` to what is trained: for 4 million parameters 2 GB would lie idle.
+    """Set ZeRO-2's buckets that are `auto` to what is trained: for 4 million parameters 2 GB would be idle.
 
     Called before the Trainer is made; ZeRO-3's follow the model's width, as transformers does it.
     """

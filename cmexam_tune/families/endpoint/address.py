@@ -8,7 +8,7 @@ from cmexam_tune.core.config import ModelConfig
 from cmexam_tune.core.errors import ConfigError
 
 NO_KEY = "EMPTY"
-"""What is sent where no key is named: never a key that lies in the environment for another address."""
+"""What is sent where no key is named: never a key in the environment for another address."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 

@@ -1,7 +1,7 @@
-"""Runs a command in forked processes that can be killed at any moment; imports are paid for once.
+"""Runs commands in forked processes that can be killed at any moment; imports are paid for once.
 
-Called as `python resume_driver.py '{"command": [WORD, ...], "log": PATH, "processes": 1, "kills": 5, "seed": 0}'`;
-prints a JSON object with how often it was killed, its last exit codes and the seconds of the last start.
+Reads a job a line, `{"command": [WORD, ...], "log": PATH, "processes": 1, "kills": 5, "seed": 0, "window": [1, 9]}`,
+and answers each with a line: how often it was killed, its last exit codes and the seconds of the last start.
 """
 
 import json
@@ -21,6 +21,8 @@ from cmexam_tune.families import chatglm, llama
 from cmexam_tune.training import loop
 
 torch.set_num_threads(1)
+LIMIT_S = 1200
+"""A job that takes longer hangs: the driver is ended by its alarm, and whoever waits for its answer finds none."""
 
 
 def start(job: dict[str, Any]) -> list[int]:
@@ -68,7 +70,7 @@ def kill_after(children: list[int], seconds: float) -> bool:
     return True
 
 
-def main(job: dict[str, Any]) -> None:
+def run(job: dict[str, Any]) -> dict[str, Any]:
     rng = random.Random(job.get("seed", 0))
     kills = 0
     while kills < job["kills"]:
@@ -78,10 +80,16 @@ def main(job: dict[str, Any]) -> None:
         kills += 1
     started = time.monotonic()
     codes = wait(start(job))
-    seconds = time.monotonic() - started
-    print(json.dumps({"kills": kills, "codes": codes, "seconds": seconds}))
+    return {"kills": kills, "codes": codes, "seconds": time.monotonic() - started}
+
+
+def main() -> None:
+    for line in sys.stdin:
+        signal.alarm(LIMIT_S)
+        print(json.dumps(run(json.loads(line))), flush=True)
+        signal.alarm(0)
 
 
 if __name__ == "__main__":
     assert loop and llama and chatglm, "imported before the fork"
-    main(json.loads(sys.argv[1]))
+    main()

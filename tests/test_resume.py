@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +22,33 @@ from cmexam_tune.training import checkpoints
 HERE = Path(__file__).parent
 
 
-def drive(job: dict[str, Any]) -> dict[str, Any]:
-    environment = train_helpers.ENVIRONMENT
-    command = [sys.executable, str(HERE / "resume_driver.py"), json.dumps(job)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, cwd=HERE.parent)
-    assert done.returncode == 0, done.stderr[-3000:]
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    assert set(result["codes"]) == {0}, Path(job["log"] + ".0").read_text()[-3000:]
-    return result
+class Driver:
+    """`resume_driver.py`, started once for this file."""
+
+    def __init__(self, errors: Path) -> None:
+        self.errors = errors
+        self.process = subprocess.Popen(
+            [sys.executable, str(HERE / "resume_driver.py")], env=train_helpers.ENVIRONMENT, cwd=HERE.parent, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors.open("w"),
+        )  # fmt: skip
+
+    def __call__(self, command: list[str], log: str, processes: int = 1, **job: Any) -> dict[str, Any]:
+        assert self.process.stdin and self.process.stdout
+        words = {"command": command, "log": log, "processes": processes, "kills": 0, **job}
+        print(json.dumps(words), file=self.process.stdin, flush=True)
+        line = self.process.stdout.readline()
+        assert line, self.errors.read_text()[-3000:]
+        result: dict[str, Any] = json.loads(line)
+        assert set(result["codes"]) == {0}, Path(f"{log}.0").read_text()[-3000:]
+        return result
+
+
+@pytest.fixture(scope="module")
+def drive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
+    driver = Driver(tmp_path_factory.mktemp("driver") / "stderr.log")
+    yield driver
+    driver.process.kill()
+    driver.process.wait()
 
 
 def adapter(out: Path) -> bytes:
@@ -74,12 +93,14 @@ def losses(out: Path) -> list[tuple[int, float]]:
     return [(entry["step"], entry["loss"]) for entry in entries if "loss" in entry]
 
 
-def killed(job: dict[str, Any], command: Callable[[Path], list[str]], out: Path, kills: int) -> tuple[Path, list[Path]]:
+def killed(
+    drive: Driver, processes: int, command: Callable[[Path], list[str]], out: Path, kills: int
+) -> tuple[Path, list[Path]]:
     """Run `command(whole)` undisturbed, and others killed at random moments until there were `kills` kills in all."""
 
     def run(name: str, **more: Any) -> tuple[Path, dict[str, Any]]:
         place = out.with_name(f"{out.name}_{kills}_{name}")
-        return place, drive({**job, "command": command(place), "log": f"{place}.log", "kills": 0, **more})
+        return place, drive(command(place), f"{place}.log", processes, **more)
 
     whole, result = run("whole")
     window = [0.05 * result["seconds"], 0.8 * result["seconds"]]
@@ -94,44 +115,45 @@ def killed(job: dict[str, Any], command: Callable[[Path], list[str]], out: Path,
     return whole, broken
 
 
-def kill_and_compare(folder: Path, name: str, kills: int) -> None:
+def kill_and_compare(drive: Driver, folder: Path, name: str, kills: int) -> None:
     processes, changes = SETTINGS[name]
     path = experiment(folder, name, **changes)
 
     def command(out: Path) -> list[str]:
         return ["train", "--config", str(path), f"out={out}"]
 
-    whole, broken = killed({"processes": processes}, command, folder / name, kills)
+    whole, broken = killed(drive, processes, command, folder / name, kills)
     for out in broken:
         assert adapter(out) == adapter(whole)
         assert losses(out) == losses(whole)
 
 
 @pytest.mark.parametrize("name", ["plain", "packed", "ptuning", "chatglm"])
-def test_killed_at_random_moments(folder: Path, name: str) -> None:
-    kill_and_compare(folder, name, kills=2)
+def test_killed_at_random_moments(drive: Driver, folder: Path, name: str) -> None:
+    kill_and_compare(drive, folder, name, kills=2)
 
 
-def test_killed_zero2(folder: Path) -> None:
-    kill_and_compare(folder, "zero2", kills=2)
+def test_killed_zero2(drive: Driver, folder: Path) -> None:
+    kill_and_compare(drive, folder, "zero2", kills=2)
 
 
 @pytest.mark.parametrize(("name", "changes"), [("term", {}), ("term2", {"training__deepspeed": "zero2"})])
 def test_sigterm_saves_a_checkpoint_and_the_same_command_goes_on(
-    folder: Path, name: str, changes: dict[str, Any]
+    drive: Driver, folder: Path, name: str, changes: dict[str, Any]
 ) -> None:
     """One process exits with 130; torchrun hands the signal to its processes and reports it in a way of its own."""
     path = experiment(folder, name, training__num_train_epochs=6, training__save_steps=5, **changes)
-    environment = train_helpers.ENVIRONMENT
     alone = name == "term"
-    out, log = folder / name, folder / f"{name}.log"
+    out, whole, log = folder / name, folder / f"{name}_whole", folder / f"{name}.log"
 
-    def command(out: Path) -> list[str]:
-        launcher = [sys.executable, "-m", "cmexam_tune.train"] if alone else train_helpers.torchrun()
-        return [*launcher, "--config", str(path), f"out={out}"]
+    def words(out: Path) -> list[str]:
+        return ["--config", str(path), f"out={out}"]
 
+    launcher = [sys.executable, "-m", "cmexam_tune.train"] if alone else train_helpers.torchrun()
     with log.open("w") as handle:
-        process = subprocess.Popen(command(out), env=environment, stdout=handle, stderr=handle)
+        process = subprocess.Popen(
+            [*launcher, *words(out)], env=train_helpers.ENVIRONMENT, stdout=handle, stderr=handle
+        )
         while not checkpoints.found(out):
             assert process.poll() is None, log.read_text()
             time.sleep(0.05)
@@ -141,23 +163,21 @@ def test_sigterm_saves_a_checkpoint_and_the_same_command_goes_on(
     assert "a checkpoint was saved" in log.read_text()
     assert not (out / "adapter").exists()
     stopped = checkpoints.step_of(checkpoints.found(out)[0])
-    done = subprocess.run(command(out), env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert f"resuming from {out}/checkpoint-{stopped}" in done.stderr
-    whole = subprocess.run(command(folder / f"{name}_whole"), env=environment, timeout=300, check=False)
-    assert whole.returncode == 0
-    assert adapter(out) == adapter(folder / f"{name}_whole")
+    for run in (out, whole):
+        drive(["train", *words(run)], f"{run}.log", processes=1 if alone else 2)
+    assert f"resuming from {out}/checkpoint-{stopped}" in Path(f"{out}.log.0").read_text()
+    assert adapter(out) == adapter(whole)
 
 
 @pytest.mark.slow
-def test_prediction_killed_at_twenty_random_moments(folder: Path) -> None:
+def test_prediction_killed_at_twenty_random_moments(drive: Driver, folder: Path) -> None:
     """`test_predict.py` has the quick one."""
     path = experiment(folder, "predict", generation__batch_size=2)
 
     def command(out: Path) -> list[str]:
         return ["predict", "--config", str(path), "--questions", str(folder / "train.jsonl"), "--out", f"{out}.jsonl"]
 
-    whole, broken = killed({"processes": 1}, command, folder / "predictions", kills=20)
+    whole, broken = killed(drive, 1, command, folder / "predictions", kills=20)
     expected = sorted(Path(f"{whole}.jsonl").read_text().splitlines())
     assert len(expected) == 20
     for out in broken:
@@ -168,5 +188,5 @@ def test_prediction_killed_at_twenty_random_moments(folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SETTINGS)
-def test_killed_at_twenty_random_moments(folder: Path, name: str) -> None:
-    kill_and_compare(folder, name, kills=20)
+def test_killed_at_twenty_random_moments(drive: Driver, folder: Path, name: str) -> None:
+    kill_and_compare(drive, folder, name, kills=20)

@@ -34,13 +34,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [*(f"{row}:model.model_name_or_path={path}" for row, path in built.items()), *long]
 
 
-def command(out: Path, models: list[str], *more: str) -> list[str]:
-    base = [sys.executable, "-m", "cmexam_tune.reproduce", *METHODS, "--out", str(out), "--seeds", "1,2"]
-    return [*base, "--data", str(SAMPLE / "cmexam"), *FEW, *models, *more]
-
-
-def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+def words(out: Path, models: list[str], *more: str) -> list[str]:
+    return [*METHODS, "--out", str(out), "--seeds", "1,2", "--data", str(SAMPLE / "cmexam"), *FEW, *models, *more]
 
 
 def overall(out: Path) -> dict[str, Any]:
@@ -48,29 +43,31 @@ def overall(out: Path) -> dict[str, Any]:
     return {str(p.relative_to(out)): json.loads(p.read_text(encoding="utf-8"))["overall"] for p in found}
 
 
-def test_all_methods_two_seeds_killed_in_the_middle(tmp_path: Path, models: list[str]) -> None:
+def test_all_methods_two_seeds_killed_in_the_middle(
+    tmp_path: Path, models: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    done = subprocess.run(
-        command(whole, models, "--table3"), env=environment(), capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    reproduce.main(words(whole, models, "--table3"))
+    printed = capsys.readouterr().out
     names = sorted(path.parent.name for path in whole.glob(f"*/seed*/{results.REPORT.parts[0]}"))
     assert names == ["seed1"] * 3 + ["seed1-explain"] * 2 + ["seed2"] * 3 + ["seed2-explain"] * 2
     for name in ("ChatGLM-CMExam", "LLaMA-CMExam", "BERT-CMExam"):
-        assert name in done.stdout
+        assert name in printed
     for stem in ("comparison", "table3"):
         for suffix in (".md", ".tex", ".html"):
             assert "45.3" in (whole / f"{stem}{suffix}").read_text(encoding="utf-8")
 
-    process = subprocess.Popen(command(broken, models), env=environment(), stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cmexam_tune.reproduce", *words(broken, models)], stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
     deadline = time.monotonic() + 120
     while not list(broken.glob("lora_llama/seed1/predictions.jsonl")) and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert len(overall(broken)) < len(overall(whole))
-    again = subprocess.run(command(broken, models), env=environment(), capture_output=True, text=True, check=False)
-    assert again.returncode == 0, again.stderr
+    reproduce.main(words(broken, models))
     assert overall(broken) == overall(whole)
     assert (broken / "comparison.md").read_text() == (whole / "comparison.md").read_text()
 

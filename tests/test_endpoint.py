@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -355,8 +356,10 @@ def test_kills_lose_and_double_nothing(kills: int, tmp_path: Path) -> None:
                 time.sleep(0.005)
             process.kill()
             process.wait()
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        traced = [command[0], "-X", "importtime", *command[1:]]
+        done = subprocess.run(traced, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
+        assert not re.search(r"\| +(torch|transformers)$", done.stderr, re.MULTILINE), "seconds for nothing"
         # What is asked twice is at most what was under way at a kill.
         assert count <= len(server.bodies) <= count + kills * 2 * 4
     found = [one.question_id for one in jsonl.read(tmp_path / "p.jsonl", Prediction)]

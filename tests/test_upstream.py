@@ -217,6 +217,14 @@ def sh(*command: object) -> str:
     return done.stderr
 
 
+def program(monkeypatch: pytest.MonkeyPatch, name: str, *words: object) -> None:
+    """Run a script of the original's name in this process, as `python NAME WORD...` does."""
+    monkeypatch.setattr(sys, "argv", [name, *map(str, words)])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(ROOT / name), run_name="__main__")
+    assert not ended.value.code
+
+
 @pytest.fixture(scope="module")
 def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with train.csv, val.csv and test.csv: real questions where they are, else the shipped sample."""
@@ -244,25 +252,20 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     return lambda family: tiny.build(family, tmp_path_factory.mktemp("tiny") / family, hidden=32)
 
 
-def test_lora_from_their_commands(raw: Path, model: Tiny, tmp_path: Path) -> None:
+def test_lora_from_their_commands(
+    raw: Path, model: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     base, run = model("llama"), tmp_path / "run"
     line = FINETUNE_SH.format(model=base, data=raw, out=run).replace("--prompt_id 4", "--prompt_id 1")
     few = "--max_steps 2 --batch_size 4 --micro_batch_size 2 --sample 16 --val_set_size 4 --eval_steps 2 --save_steps 2"
-    notes = sh(sys.executable, ROOT / "lora/finetune.py", *shlex.split(line), *few.split())
-    assert "cmexam-tune train --config lora_llama_script.yaml" in notes
+    program(monkeypatch, "lora/finetune.py", *shlex.split(line), *few.split())
+    assert "cmexam-tune train --config lora_llama_script.yaml" in capsys.readouterr().err
     (raw / "few.questions.jsonl").write_text(
         "".join((raw / "train.questions.jsonl").read_text(encoding="utf-8").splitlines(True)[:6]), encoding="utf-8"
     )
     line = INFER_SH.format(model=base, data=raw, run=run).replace("test_prompt.csv", "few_prompt.csv")
-    sh(
-        sys.executable,
-        ROOT / "lora/infer.py",
-        *shlex.split(line),
-        "--output_dir",
-        tmp_path / "o",
-        "--max_new_tokens",
-        "4",
-    )
+    more = ("--output_dir", tmp_path / "o", "--max_new_tokens", 4)
+    program(monkeypatch, "lora/infer.py", *shlex.split(line), *more)
     assert len(list(jsonl.read(tmp_path / "o" / "LLaMA-CMExam-1.jsonl", Prediction))) == 6
 
 

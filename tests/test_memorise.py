@@ -13,7 +13,7 @@ REAL = ROOT.parent / "shared" / "data" / "cmexam" / "val.csv"
 FILES = {"real": REAL, "sample": ROOT / "cmexam_tune" / "sample" / "cmexam" / "train.csv"}
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", ["sample", pytest.param("real", marks=pytest.mark.slow)])
 def test_lora_learns_32_questions_by_heart(name: str, tmp_path: Path) -> None:
     if not FILES[name].is_file():
         pytest.skip(f"the real file lies outside the repository: {FILES[name]}")

@@ -14,7 +14,7 @@ from cmexam_tune.core.files import atomic_write, check_input, check_output
 from cmexam_tune.core.strict import Problems, build
 
 T = TypeVar("T")
-_encode = json.JSONEncoder(ensure_ascii=False, default=vars).encode
+_encode = json.JSONEncoder(ensure_ascii=False, check_circular=False, default=vars).encode
 
 
 def check(path: str | Path, what: str = "file") -> Path:
@@ -98,16 +98,18 @@ def dumps(record: object) -> str:
 
     Fields whose metadata is `schema.WHERE_SAID` are left out where they have their default.
     """
-    if not dataclasses.is_dataclass(record) or isinstance(record, type):
+    defaults = _where_said(type(record))
+    if not defaults:
         return _encode(record)
-    value = vars(record)
-    silent = [name for name, default in _where_said(type(record)) if value[name] == default]
-    return _encode({name: part for name, part in value.items() if name not in silent} if silent else value)
+    return _encode(
+        {name: part for name, part in vars(record).items() if name not in defaults or part != defaults[name]}
+    )
 
 
 @functools.cache
-def _where_said(cls: type[Any]) -> list[tuple[str, Any]]:
-    return [(f.name, f.default) for f in dataclasses.fields(cls) if f.metadata.get("where_said")]
+def _where_said(cls: type[Any]) -> dict[str, Any]:
+    fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
+    return {f.name: f.default for f in fields if f.metadata.get("where_said")}
 
 
 def write(path: str | Path, records: Iterable[object], overwrite: bool = False) -> int:

@@ -11,6 +11,8 @@ from typing import Any, Literal
 from cmexam_tune.core.errors import DataError
 
 MIN_OPTIONS, MAX_OPTIONS = 2, 10
+_FIRST_LETTERS = "ABCDEFGHIJ"
+_KINDS = ("single", "multiple", None)
 GROUP = "group"
 """The facet that questions of one case share; reports are not broken down by it."""
 WHERE_SAID = {"where_said": True}
@@ -44,7 +46,15 @@ class Question:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be an exam question."""
-        where = f"question {self.id!r}"
+        answer, options = self.answer, self.options
+        named = "".join(options)
+        usual = MIN_OPTIONS <= len(options) == len(named) and _FIRST_LETTERS.startswith(named)
+        if usual and self.id and self.stem.strip() and self.kind in _KINDS and (answer is None or answer in options):
+            return  # nearly every question; hundreds of thousands are made
+        self._refuse(f"question {self.id!r}")
+
+    def _refuse(self, where: str) -> None:
+        """Raise what is wrong, if anything is."""
         if not self.id or not self.stem.strip():
             raise DataError(f"{where}: id and stem must not be empty.")
         if not MIN_OPTIONS <= len(self.options) <= MAX_OPTIONS:
@@ -52,7 +62,7 @@ class Question:
         for letter in self.options:
             if len(letter) != 1 or not "A" <= letter <= "Z":
                 raise DataError(f"{where}: option letter {letter!r} is not one of A to Z.")
-        if self.kind not in ("single", "multiple", None):
+        if self.kind not in _KINDS:
             raise DataError(f"{where}: kind {self.kind!r} is not 'single', 'multiple' or null.")
         if self.answer is None:
             return

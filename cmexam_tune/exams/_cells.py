@@ -21,6 +21,11 @@ _LETTER = "[A-Za-zＡ-Ｚａ-ｚ]"
 _MARK = r"(?:[.．、:：)）]\s*|\s+[、．:：]\s*|\s+)"
 _OPTION = re.compile(rf"\s*[(（]?({_LETTER})(?:{_MARK}(.*)|$)", re.DOTALL)
 _UNMARKED = re.compile(rf"\s*({_LETTER})([^\x00-\x7fＡ-Ｚａ-ｚ].*)", re.DOTALL)
+_PLAIN = re.compile(
+    r"A +([^\s、．:：][^\n]*)\nB +([^\s、．:：][^\n]*)"
+    + "".join(rf"(?:\n{letter} +([^\s、．:：][^\n]*)" for letter in _LETTERS[MIN_OPTIONS:])
+    + ")?" * (MAX_OPTIONS - MIN_OPTIONS)
+)
 # Only before the next option: option texts may hold `\nu` and the like.
 _LITERAL_BREAK = re.compile(rf"(?:\\r)?\\n(?=\s*(?:[(（]?{_LETTER}(?:{_MARK}|[^\x00-\x7f])|[A-Z]?$))")
 _SEPARATORS = re.compile(r"[\s,;:/|.、。\[\]'\"()和与及&+-]|答案")
@@ -38,7 +43,9 @@ class Cells:
 
     def text(self, value: object, missing: frozenset[str] = _MISSING) -> str | None:
         """Return the text without surrounding white space, None where the cell is missing (or says `nan`)."""
-        text = "" if value is None else str(value).strip()
+        if value is None:
+            return None
+        text = str(value).strip()
         if len(text) > _LONGEST_MISSING:
             return text
         if text and text.lower() in missing:
@@ -184,20 +191,12 @@ def tell(report: Reporter, row: int, repairs: Iterable[str]) -> None:
 def _plain_options(value: object) -> dict[str, str] | None:
     """Return options written as nearly all are, `A text` lines or A, B, C as keys; None where more must be done."""
     if isinstance(value, str):
-        lines = value.split("\n")
-        pairs = [(line[:1], line[2:].strip()) for line in lines if line[1:2] == " "]
-        if len(pairs) < len(lines):
-            return None
-    elif isinstance(value, dict):
-        pairs = [(key, text.strip()) for key, text in value.items() if isinstance(text, str)]
-        if len(pairs) < len(value):
-            return None
-    else:
+        found = _PLAIN.fullmatch(value)
+        return dict(zip(_LETTERS, map(str.strip, filter(None, found.groups())), strict=False)) if found else None
+    if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
         return None
-    options = dict(pairs)
-    usual = MIN_OPTIONS <= len(options) == len(pairs) <= MAX_OPTIONS and all(
-        text and text[0] not in "、．:：" for text in options.values()
-    )
+    options = {key: text.strip() for key, text in value.items()}
+    usual = MIN_OPTIONS <= len(options) <= MAX_OPTIONS and not any(text[:1] in "、．:：" for text in options.values())
     return options if usual and "".join(options) == _LETTERS[: len(options)] else None
 
 

@@ -58,7 +58,7 @@ def _csv(path: Path) -> Iterator[Row]:
 def _table(path: Path, rows: Iterable[list[Any]]) -> Iterator[Row]:
     header: list[str] | None = None
     for cells in rows:
-        if not cells or all(cell is None for cell in cells):
+        if not cells or (cells[0] is None and all(cell is None for cell in cells)):
             continue
         if header is None:
             header = ["" if cell is None else str(cell).strip() for cell in cells]

@@ -1,18 +1,17 @@
 """Questions that occur more than once, in one file or in several: equal stem and options, found by a fingerprint."""
 
-import hashlib
-import unicodedata
 from typing import Any
 
 from cmexam_tune.core.schema import Question
+from cmexam_tune.overlap.texts import folded
 
 
 class Duplicates:
     """Fingerprints of the questions seen so far; of a question that is met again all places are kept."""
 
     def __init__(self) -> None:
-        self._first: dict[bytes, tuple[str, str, str | None]] = {}
-        self._again: dict[bytes, list[tuple[str, str, str | None]]] = {}
+        self._first: dict[int, tuple[str, str, str | None]] = {}
+        self._again: dict[int, list[tuple[str, str, str | None]]] = {}
 
     def add(self, file: str, question: Question) -> None:
         """Remember one question of `file`."""
@@ -32,8 +31,7 @@ class Duplicates:
         return sorted(found, key=lambda group: group["ids"])
 
 
-def fingerprint(question: Question) -> bytes:
-    """Return 16 bytes that are equal for equal stem and options, up to white space, width and case."""
+def fingerprint(question: Question) -> int:
+    """Return a hash that is equal for equal stem and options, up to white space, width and case."""
     text = "\0".join([question.stem, *question.options.values()])
-    plain = "".join(unicodedata.normalize("NFKC", text).lower().split())
-    return hashlib.blake2b(plain.encode(), digest_size=16).digest()
+    return hash("".join(folded(text).split()))

@@ -9,15 +9,24 @@ from cmexam_tune.core.schema import Question
 SHINGLE = 5
 """Characters of an n-gram, as others clean these exams (research: MinHash over character 5-grams)."""
 _NOTHING = re.compile(r"[\s,;:?!()\[\]{}\"'、。《》〈〉【】「」“”‘’·…—_]|\.(?!\d)")
-_SENTENCE = re.compile(r"[。？?!！；;]|\.(?!\d)")
+_SENTENCES = re.compile(r".*(?:[。？?!！；;]|\.(?!\d))", re.DOTALL)
+_WIDE = [(sign, unicodedata.normalize("NFKC", sign)) for sign in "，（）：；？！～"]
+"""Replaced first: most Chinese texts are in NFKC without these, which is seen 20 times faster than made."""
 SHORTEST_STEM = 12
 """Stems below this many characters (`下列说法正确的是`) are equal by chance."""
 SHORTEST_CASE = 30
 
 
+def folded(text: str) -> str:
+    """Return the text in NFKC and lower case."""
+    for sign, narrow in _WIDE:
+        text = text.replace(sign, narrow)
+    return unicodedata.normalize("NFKC", text).lower()
+
+
 def plain(text: str) -> str:
     """Return the text without what does not count."""
-    return _NOTHING.sub("", unicodedata.normalize("NFKC", text).lower())
+    return _NOTHING.sub("", folded(text))
 
 
 def question_text(stem: str, options: Mapping[str, str]) -> str:
@@ -39,8 +48,8 @@ def jaccard(a: str, b: str) -> float:
 
 def case_of(stem: str) -> str | None:
     """Return the plain text of the case that a stem tells before its last sentence, None where there is none."""
-    ends = [match.end() for match in _SENTENCE.finditer(stem.rstrip("。.？?！! "))]
-    case = plain(stem[: ends[-1]]) if ends else ""
+    found = _SENTENCES.match(stem.rstrip("。.？?！! "))
+    case = plain(found[0]) if found else ""
     return case if len(case) >= SHORTEST_CASE else None
 
 

@@ -74,6 +74,7 @@ setup(
         "4bit": ["bitsandbytes>=0.46"],
         "serve": SERVE,
         "notebooks": NOTEBOOKS,
+        "modelscope": ["modelscope>=1.40"],
         "tensorboard": ["tensorboard>=2.16"],
     },
     entry_points={"console_scripts": ["cmexam-tune = cmexam_tune.__main__:entry"]},

@@ -30,8 +30,9 @@ EPILOG = """writes, for an input file val.csv:
 CMB-Clin files give DIR/<stem>.cases.jsonl in place of questions. Nothing is written if any file cannot be used.
 
 An input is a file (.csv, .tsv, .xlsx, .jsonl, .json, .parquet), a folder or zip as it was downloaded (what has the
-exam's columns is read, the rest named), or a data set on the hub: hf://OWNER/NAME[@REVISION][/FOLDER]; the report
-names the revision. CMB's test questions are joined with the file of answers beside them.
+exam's columns is read, the rest named), or a data set on Hugging Face's hub or ModelScope: hf://OWNER/NAME
+[@REVISION][/FOLDER], ms://OWNER/NAME...; the report names the revision (hf: the commit; ms: the branch or tag, and the
+SHA-256 of each file). CMB's test questions are joined with the file of answers beside them.
 
 --map names columns: fields stem, options (A..E: one column each), answer, explanation, id, kind, case, group, answer_as
 (letters, number, index, text) and facet:NAME; other names of a column follow after |. It amends the exam's own map; a
@@ -71,7 +72,7 @@ def preprocess(  # noqa: PLR0913 - one argument for each flag of the program
 
     Args:
         exam: a name in `cmexam_tune/exams/` (cmexam, cmb, ...), a YAML file of columns, or a module (`my_lab.exam`).
-        inputs: raw files, folders, zips or `hf://` addresses; the files' stems name what is written.
+        inputs: raw files, folders, zips, `hf://` or `ms://` addresses; the files' stems name what is written.
         out: the folder, made where needed.
         answers: second file with the answers (cmb test).
         columns: what `--map` says: `stem=题干,facet:科室=科室`.
@@ -263,7 +264,7 @@ def main(argv: Sequence[str]) -> int | None:
     known = ", ".join(variants.names("exams"))
     parser.add_argument("exam", metavar="EXAM", help=f"its format: {known}, a YAML file, or a module (my_lab.exam)")
     parser.add_argument(
-        "--input", nargs="+", required=True, metavar="FILE", help="files, folders, zips, or hf:// names"
+        "--input", nargs="+", required=True, metavar="FILE", help="files, folders, zips, hf:// or ms:// names"
     )
     parser.add_argument("--out", required=True, metavar="DIR", help="folder to write to")
     parser.add_argument("--answers", metavar="FILE", help="cmb: second file that holds the answers, joined by id")

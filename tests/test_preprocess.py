@@ -379,6 +379,37 @@ def test_a_data_set_on_the_hub_is_pinned_to_a_revision(tmp_path, monkeypatch):
         preprocess.preprocess("cmb", ["hf://CMB"], tmp_path / "out2")
 
 
+def test_a_data_set_on_modelscope_is_read_alike(tmp_path, monkeypatch):
+    array(tmp_path / "train.json", [CMB])
+    with monkeypatch.context() as absent:
+        absent.setitem(sys.modules, "modelscope", None)
+        with pytest.raises(UserError, match=r"pip install 'cmexam_tune\[modelscope\]'"):
+            preprocess.preprocess("cmb", ["ms://FreedomIntelligence/CMB"], tmp_path / "out")
+    asked = []
+
+    class HubError(Exception):
+        pass
+
+    def download(dataset_id, revision=None, allow_patterns=None):
+        asked.append((dataset_id, revision, "*.json" in allow_patterns))
+        if revision == "gone":
+            raise HubError("no such revision")
+        return str(tmp_path)
+
+    monkeypatch.setitem(sys.modules, "modelscope", SimpleNamespace(dataset_snapshot_download=download))
+    monkeypatch.setitem(sys.modules, "modelscope_hub", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "modelscope_hub.errors", SimpleNamespace(HubError=HubError))
+    (report,) = preprocess.preprocess("cmb", ["ms://FreedomIntelligence/CMB"], tmp_path / "out")
+    assert asked == [("FreedomIntelligence/CMB", "master", True)]
+    assert report["input"] == "ms://FreedomIntelligence/CMB@master/train.json" and len(report["input_sha256"]) == 64
+    (report,) = preprocess.preprocess("cmb", ["ms://FreedomIntelligence/CMB@v1"], tmp_path / "tagged")
+    assert asked[-1][1] == "v1" and report["input"] == "ms://FreedomIntelligence/CMB@v1/train.json"
+    with pytest.raises(UserError, match=r"cannot be fetched \(no such revision\)"):
+        preprocess.preprocess("cmb", ["ms://FreedomIntelligence/CMB@gone"], tmp_path / "none")
+    with pytest.raises(UserError, match="ms://OWNER/NAME"):
+        preprocess.preprocess("cmb", ["ms://CMB"], tmp_path / "none")
+
+
 def test_columns_that_nothing_reads_are_named_and_can_be_kept(tmp_path):
     raw = table(tmp_path / "t.csv", [[*HEADER, "年份"], [*ROWS[0], "2021"]])
     (report,) = preprocess.preprocess("cmexam", [raw], tmp_path / "a")

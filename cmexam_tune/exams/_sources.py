@@ -1,4 +1,4 @@
-"""Exam files where people have them: single files, a folder or zip as it was downloaded, a data set on the hub."""
+"""Exam files where people have them: single files, a folder or zip as it was downloaded, a data set on a hub."""
 
 import re
 import zipfile
@@ -13,7 +13,7 @@ from cmexam_tune.exams import _tables
 from cmexam_tune.exams._columns import Columns
 from cmexam_tune.exams._fields import Fields
 
-_HUB = re.compile(r"hf://([^/@\s]+/[^/@\s]+)(?:@([^/\s]+))?(?:/(.+))?")
+_HUB = re.compile(r"(hf|ms)://([^/@\s]+/[^/@\s]+)(?:@([^/\s]+))?(?:/(.+))?")
 _LARGEST_ZIP = 1 << 33
 _NOT_DATA = ("__MACOSX", ".")
 
@@ -41,8 +41,8 @@ def find(inputs: Sequence[str | Path], unpacked: Path) -> list[Source]:
     for given in inputs:
         if match := _HUB.fullmatch(str(given)):
             found += _from_hub(*match.groups())
-        elif str(given).startswith("hf://"):
-            raise UserError(f"{given}: a data set on the hub is written hf://OWNER/NAME[@REVISION][/FOLDER].")
+        elif str(given).startswith(("hf://", "ms://")):
+            raise UserError(f"{given}: a data set on a hub is written {str(given)[:5]}OWNER/NAME[@REVISION][/FOLDER].")
         elif Path(given).is_dir():
             found += _in_folder(Path(given), str(given))
         elif Path(given).suffix.lower() == ".zip":
@@ -102,25 +102,57 @@ def _wanted(name: str) -> bool:
     return path.suffix.lower() in _tables.READERS and not any(part.startswith(_NOT_DATA) for part in path.parts)
 
 
-def _from_hub(repository: str, revision: str | None, inside: str | None) -> list[Source]:
-    """Fetch the tables of a data set at one revision; a mirror is set by the variable HF_ENDPOINT."""
+def _from_hub(hub: str, repository: str, revision: str | None, inside: str | None) -> list[Source]:
+    """Fetch the tables of a data set at one revision."""
+    label = f"{hub}://{repository}"
+    patterns = [f"*{suffix}" for suffix in _tables.READERS]
+    if inside:
+        patterns = [inside, *(f"{inside.rstrip('/')}/{pattern}" for pattern in patterns)]
+    mirror = "behind a firewall set HF_ENDPOINT to a mirror, or " if hub == "hf" else "or "
+    try:
+        folder, pinned = (_hugging_face if hub == "hf" else _modelscope)(repository, revision, patterns)
+    except (OSError, ValueError) as error:
+        what = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+        raise UserError(
+            f"{label}: cannot be fetched ({what}). Check name and revision; {mirror}download the files and give "
+            "their folder."
+        ) from None
+    return _in_folder(folder, f"{label}@{pinned}")
+
+
+def _hugging_face(repository: str, revision: str | None, patterns: Sequence[str]) -> tuple[Path, str | None]:
+    """Return the folder of a snapshot and its commit; a mirror is set by the variable HF_ENDPOINT."""
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-    label = f"hf://{repository}"
-    patterns = [f"*{suffix}" for suffix in _tables.READERS]
     try:
         pinned = HfApi().dataset_info(repository, revision=revision).sha
-        if inside:
-            patterns = [inside, *(f"{inside.rstrip('/')}/{pattern}" for pattern in patterns)]
-        folder = Path(snapshot_download(repository, repo_type="dataset", revision=pinned, allow_patterns=patterns))
-    except (HfHubHTTPError, HFValidationError, OSError, ValueError) as error:
-        what = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+        folder = snapshot_download(repository, repo_type="dataset", revision=pinned, allow_patterns=patterns)
+    except (HfHubHTTPError, HFValidationError) as error:
+        raise OSError(str(error)) from None
+    return Path(folder), pinned
+
+
+def _modelscope(repository: str, revision: str | None, patterns: Sequence[str]) -> tuple[Path, str]:
+    """Return the folder of a snapshot and its revision: as given, else the branch, since ModelScope tells no commit.
+
+    Raises:
+        UserError: modelscope is not installed.
+    """
+    try:
+        from modelscope import dataset_snapshot_download
+        from modelscope_hub.errors import HubError
+    except ImportError:
         raise UserError(
-            f"{label}: cannot be fetched ({what}). Check name and revision; behind a firewall set HF_ENDPOINT to a "
-            "mirror, or download the files and give their folder."
+            f"ms://{repository}: modelscope is not installed: pip install 'cmexam_tune[modelscope]'."
         ) from None
-    return _in_folder(folder, f"{label}@{pinned}")
+
+    pinned = revision or "master"
+    try:
+        folder = dataset_snapshot_download(repository, revision=pinned, allow_patterns=list(patterns))
+    except HubError as error:
+        raise OSError(str(error)) from None
+    return Path(folder), pinned
 
 
 def sort_out(sources: Sequence[Source], fields: Fields | None) -> tuple[list[Source], list[Source], list[Source]]:

@@ -98,7 +98,8 @@ def dumps(record: object) -> str:
 
     Fields whose metadata is `schema.WHERE_SAID` are left out where they have their default.
     """
-    defaults = _where_said(type(record))
+    cls: Any = type(record)
+    defaults = _where_said(cls)
     if not defaults:
         return _encode(record)
     return _encode(

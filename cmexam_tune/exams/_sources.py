@@ -120,7 +120,7 @@ def _from_hub(hub: str, repository: str, revision: str | None, inside: str | Non
     return _in_folder(folder, f"{label}@{pinned}")
 
 
-def _hugging_face(repository: str, revision: str | None, patterns: Sequence[str]) -> tuple[Path, str | None]:
+def _hugging_face(repository: str, revision: str | None, patterns: list[str]) -> tuple[Path, str | None]:
     """Return the folder of a snapshot and its commit; a mirror is set by the variable HF_ENDPOINT."""
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
@@ -133,7 +133,7 @@ def _hugging_face(repository: str, revision: str | None, patterns: Sequence[str]
     return Path(folder), pinned
 
 
-def _modelscope(repository: str, revision: str | None, patterns: Sequence[str]) -> tuple[Path, str]:
+def _modelscope(repository: str, revision: str | None, patterns: list[str]) -> tuple[Path, str]:
     """Return the folder of a snapshot and its revision: as given, else the branch, since ModelScope tells no commit.
 
     Raises:
@@ -149,7 +149,7 @@ def _modelscope(repository: str, revision: str | None, patterns: Sequence[str]) 
 
     pinned = revision or "master"
     try:
-        folder = dataset_snapshot_download(repository, revision=pinned, allow_patterns=list(patterns))
+        folder = dataset_snapshot_download(repository, revision=pinned, allow_patterns=patterns)
     except HubError as error:
         raise OSError(str(error)) from None
     return Path(folder), pinned

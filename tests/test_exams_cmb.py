@@ -163,8 +163,11 @@ def test_memory_is_the_text_and_not_its_dictionaries(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b'[{"a": 1, "a": 2}]', "the key 'a' is there twice"),
+        (b'[{"a": 1, "a": 2}]', "key 'a' stands twice"),
+        (b'{"train": [{"a": 1, "a": 2}]}', "key 'a' stands twice"),
         (b'[{"question": "\\ud800"}]', "half of a surrogate pair"),
+        (b'{"train": [{"question": "\\ud800"}]}', "half of a surrogate pair"),
+        (b'{"train": [' + b"[" * 100_000, "nested too deep"),
         (b'[{"id": ' + b"9" * 6000 + b"}]", "integer string conversion"),
         (b"[" * 100_000, "nested too deep"),
         (b'[{"a":' * 50_000, "nested too deep"),

@@ -59,6 +59,8 @@ def experiment(folder: Path, name: str, **changes: Any) -> Path:
     path = folder / f"{name}.yaml"
     if "model__model_name_or_path" in changes:
         changes["model__model_name_or_path"] = str(folder / changes["model__model_name_or_path"])
+    if "data__train" in changes:
+        changes["data__train"] = [str(folder / name) for name in changes["data__train"]]
     path.write_text(config.dump_config(train_helpers.recipe(folder, **changes)), encoding="utf-8")
     return path
 
@@ -66,6 +68,8 @@ def experiment(folder: Path, name: str, **changes: Any) -> Path:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = train_helpers.world(tmp_path_factory.mktemp("resume"))
+    text = train_helpers.questions(folder / "other.jsonl", 6, seed=3).read_text(encoding="utf-8")
+    (folder / "other.jsonl").write_text(text.replace('"q:', '"other:'), encoding="utf-8")
     tiny.build("chatglm", folder / "chatglm", hidden=32, layers=2)
     return folder
 
@@ -84,6 +88,15 @@ SETTINGS = {
     ),
     "ddp": (2, {}),
     "zero2": (2, {"training__deepspeed": "zero2"}),
+    "mixture": (
+        2,
+        {
+            "training__deepspeed": "zero2",
+            "data__train": ["train.jsonl", "other.jsonl"],
+            "data__mixture": [0.5, 2],
+            "data__shuffle_options": True,
+        },
+    ),
     "zero3": (2, {"training__deepspeed": "zero3"}),
 }
 
@@ -133,8 +146,9 @@ def test_killed_at_random_moments(drive: Driver, folder: Path, name: str) -> Non
     kill_and_compare(drive, folder, name, kills=2)
 
 
-def test_killed_zero2(drive: Driver, folder: Path) -> None:
-    kill_and_compare(drive, folder, "zero2", kills=2)
+def test_killed_on_two_processes(drive: Driver, folder: Path) -> None:
+    """ZeRO-2, two files with weights and shuffled options; plain files on two processes are among the slow ones."""
+    kill_and_compare(drive, folder, "mixture", kills=2)
 
 
 @pytest.mark.parametrize(("name", "changes"), [("term", {}), ("term2", {"training__deepspeed": "zero2"})])

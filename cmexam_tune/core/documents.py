@@ -65,7 +65,7 @@ def parse_json(text: str, where: str, finite: bool = True) -> Any:
     """
     numbers: dict[str, Any] = {"parse_float": _finite, "parse_constant": _finite} if finite else {}
     try:
-        value = json.loads(text, object_pairs_hook=_object, parse_int=_integer, **numbers)
+        value = json.loads(text, object_pairs_hook=unique, parse_int=_integer, **numbers)
     except json.JSONDecodeError as error:
         line = f"line {error.lineno}, " if error.lineno > 1 else ""
         raise Broken(f"{where}: broken JSON, {error.msg} at {line}column {error.colno}.") from None
@@ -80,7 +80,8 @@ def parse_json(text: str, where: str, finite: bool = True) -> Any:
     return value
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object whose keys are distinct, else raise `ValueError`."""
     values = dict(pairs)
     if len(values) < len(pairs):
         keys = [key for key, _ in pairs]

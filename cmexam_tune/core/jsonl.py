@@ -99,12 +99,8 @@ def dumps(record: object) -> str:
     Fields whose metadata is `schema.WHERE_SAID` are left out where they have their default.
     """
     cls: Any = type(record)
-    defaults = _where_said(cls)
-    if not defaults:
-        return _encode(record)
-    return _encode(
-        {name: part for name, part in vars(record).items() if name not in defaults or part != defaults[name]}
-    )
+    silent = _where_said(cls).items()
+    return _encode({k: v for k, v in vars(record).items() if (k, v) not in silent} if silent else record)
 
 
 @functools.cache

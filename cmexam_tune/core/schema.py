@@ -11,8 +11,6 @@ from typing import Any, Literal
 from cmexam_tune.core.errors import DataError
 
 MIN_OPTIONS, MAX_OPTIONS = 2, 10
-_FIRST_LETTERS = "ABCDEFGHIJ"
-_KINDS = ("single", "multiple", None)
 GROUP = "group"
 """The facet that questions of one case share; reports are not broken down by it."""
 WHERE_SAID = {"where_said": True}
@@ -46,15 +44,11 @@ class Question:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be an exam question."""
-        answer, options = self.answer, self.options
-        named = "".join(options)
-        usual = MIN_OPTIONS <= len(options) == len(named) and _FIRST_LETTERS.startswith(named)
-        if usual and self.id and self.stem.strip() and self.kind in _KINDS and (answer is None or answer in options):
-            return  # nearly every question; hundreds of thousands are made
-        self._refuse(f"question {self.id!r}")
-
-    def _refuse(self, where: str) -> None:
-        """Raise what is wrong, if anything is."""
+        named, kinds = "".join(self.options), ("single", "multiple", None)
+        usual = MIN_OPTIONS <= len(self.options) == len(named) and "ABCDEFGHIJ".startswith(named) and self.kind in kinds
+        if usual and self.id and self.stem.strip() and (self.answer is None or self.answer in self.options):
+            return  # as nearly all of hundreds of thousands
+        where = f"question {self.id!r}"
         if not self.id or not self.stem.strip():
             raise DataError(f"{where}: id and stem must not be empty.")
         if not MIN_OPTIONS <= len(self.options) <= MAX_OPTIONS:
@@ -62,7 +56,7 @@ class Question:
         for letter in self.options:
             if len(letter) != 1 or not "A" <= letter <= "Z":
                 raise DataError(f"{where}: option letter {letter!r} is not one of A to Z.")
-        if self.kind not in _KINDS:
+        if self.kind not in kinds:
             raise DataError(f"{where}: kind {self.kind!r} is not 'single', 'multiple' or null.")
         if self.answer is None:
             return

@@ -9,6 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
 
+from cmexam_tune.core.documents import Broken, parse_json, unique
 from cmexam_tune.core.errors import DataError
 from cmexam_tune.core.files import check_input
 from cmexam_tune.core.jsonl import read_objects
@@ -141,15 +142,15 @@ def _json(path: Path) -> Iterator[Row]:
     start = len(text) - len(text.lstrip())
     if text[start : start + 1] == "[":
         return _array(path, text, start)
-    sections = _sections(text) if text[start : start + 1] == "{" else None
+    sections = _sections(path, text) if text[start : start + 1] == "{" else None
     return _lines(path) if sections is None else iter(sections)
 
 
-def _sections(text: str) -> list[Row] | None:
+def _sections(path: Path, text: str) -> list[Row] | None:
     """Return the items of `{name: [item, ...], ...}`, each with its name; None where the text is something else."""
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
+        value = parse_json(text, str(path), finite=False)
+    except Broken:  # JSON lines, perhaps
         return None
     lists = value.values() if isinstance(value, dict) else []
     if not value or not all(isinstance(part, list) and all(isinstance(item, dict) for item in part) for part in lists):
@@ -158,7 +159,7 @@ def _sections(text: str) -> list[Row] | None:
 
 
 def _array(path: Path, text: str, start: int) -> Iterator[Row]:
-    decoder = json.JSONDecoder(object_pairs_hook=_object)
+    decoder = json.JSONDecoder(object_pairs_hook=unique)
     space = json.decoder.WHITESPACE.match  # type: ignore[attr-defined]
     halves = "\\ud" in text or "\\uD" in text
     position, sign = space(text, start + 1).end(), ","
@@ -188,14 +189,6 @@ def _array(path: Path, text: str, start: int) -> Iterator[Row]:
         position = space(text, end).end()
     if text[position + 1 :].strip():
         _broken(path, text, position + 1, "text after the end of the array")
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} is there twice")
-    return value
 
 
 def _broken(path: Path, text: str, position: int, message: str) -> NoReturn:

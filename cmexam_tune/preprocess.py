@@ -30,9 +30,8 @@ EPILOG = """writes, for an input file val.csv:
 CMB-Clin files give DIR/<stem>.cases.jsonl in place of questions. Nothing is written if any file cannot be used.
 
 An input is a file (.csv, .tsv, .xlsx, .jsonl, .json, .parquet), a folder or zip as it was downloaded (what has the
-exam's columns is read, the rest named), or a data set on Hugging Face's hub or ModelScope: hf://OWNER/NAME
-[@REVISION][/FOLDER], ms://OWNER/NAME...; the report names the revision (hf: the commit; ms: the branch or tag, and the
-SHA-256 of each file). CMB's test questions are joined with the file of answers beside them.
+exam's columns is read, the rest named), or a data set on a hub: hf://OWNER/NAME[@REVISION][/FOLDER], ms:// likewise for
+ModelScope; the report names the revision. CMB's test questions are joined with the file of answers beside them.
 
 --map names columns: fields stem, options (A..E: one column each), answer, explanation, id, kind, case, group, answer_as
 (letters, number, index, text) and facet:NAME; other names of a column follow after |. It amends the exam's own map; a

@@ -44,6 +44,7 @@ setup(
         "numpy>=2.0.2",
         "openpyxl>=3.1.5",
         "peft>=0.20",
+        "psutil",
         "PyYAML>=6.0.2",
         "rapidfuzz>=3.13",
         "rouge-score>=0.1.2",

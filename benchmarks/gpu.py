@@ -166,7 +166,7 @@ def check_train(check, job):
         "parameters": foreseen.parameters,
         "trainable": foreseen.trainable,
         "share_of_matrix_rate": estimate.EFFICIENCY * seconds_a_token * figures["tokens_per_second"],
-        "dry_run_bytes": foreseen.memory[0],
+        "dry_run_bytes": foreseen.memory["none"],
         "peak_memory_bytes": peak_memory(job),
         "ok": math.isfinite(figures["loss"]) and figures.get("steps") in (None, job["limit"]["c"]),
     }

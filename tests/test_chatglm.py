@@ -276,6 +276,9 @@ def test_quantized_checkpoint_loads_dequantized(version: str, bits: int, tmp_pat
     model = chatglm.load_model(tmp_path)
     got = model.state_dict()
     assert all(torch.equal(got[name], value.float()) for name, value in plain.items())
+    # `meta` stands for a card: nothing is unpacked on the host.
+    there = quantization.read_state(tmp_path, bits, torch.float16, device="meta")
+    assert there.keys() == plain.keys() and all(value.is_meta for value in there.values())
     model.save_pretrained(tmp_path / "plain")
     ids = rows_of(version)[0][None]
     assert torch.equal(chatglm.load_model(tmp_path / "plain")(input_ids=ids).logits, model(input_ids=ids).logits)

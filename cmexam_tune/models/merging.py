@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from peft import PeftModel
-from peft.tuners.lora import LoraLayer, LoraModel
+from peft.tuners.lora import LoraModel
 
 from cmexam_tune.core import cli
 from cmexam_tune.models import Loaded
@@ -19,12 +19,13 @@ TOLERANCE = 0.01
 """Most probability that may move at any place of it: float32 moves 1e-6, rounding to half precision about 1e-3."""
 
 
-def merged(loaded: Loaded) -> Loaded:
-    """Return the model with its LoRA matrices added to the weights, or as it is where it has none or they do not fit.
+def merged(loaded: Loaded) -> Loaded | None:
+    """Return the model with its LoRA matrices added to the weights; one that has none, or 4-bit weights, as it is.
 
     Beside every matrix the unmerged forward pass runs three more, and decoding waits for the host. In half precision
     small updates can get lost in the rounding of the sum: the probabilities of a probe are compared once, and where
-    more than `TOLERANCE` moves (or the sum is not finite) the matrices stay apart.
+    more than `TOLERANCE` moves (or the sum is not finite) the answer is None. The weights are of no use then: taking
+    the update off again does not give the old ones back, and a copy of them would fill the host's memory.
     """
     model: Any = loaded.model
     if not isinstance(model, PeftModel) or not isinstance(model.base_model, LoraModel):
@@ -33,9 +34,6 @@ def merged(loaded: Loaded) -> Loaded:
         return loaded
     ids = torch.tensor([loaded.tokenizer(PROBE)["input_ids"]], device=model.device)
     apart = _probabilities(model, ids)
-    layers: list[Any] = [module for module in model.modules() if isinstance(module, LoraLayer)]
-    # In half precision taking the update off again does not give the old weights back.
-    before = [layer.get_base_layer().weight.detach().to("cpu", copy=True) for layer in layers]
     try:
         model.merge_adapter(safe_merge=True)
         moved = float((_probabilities(model, ids) - apart).abs().sum(-1).max() / 2)
@@ -43,13 +41,8 @@ def merged(loaded: Loaded) -> Loaded:
         moved = math.inf
     if moved <= TOLERANCE:
         return Loaded(model.unload(), loaded.tokenizer)
-    with torch.no_grad():
-        for layer, weight in zip(layers, before, strict=True):
-            if layer.merged:
-                layer.unmerge()
-            layer.get_base_layer().weight.copy_(weight)
     cli.note(f"LoRA stays apart from its base: in {str(model.dtype).removeprefix('torch.')} merging changes answers.")
-    return loaded
+    return None
 
 
 def _probabilities(model: Any, ids: torch.Tensor) -> torch.Tensor:

@@ -49,6 +49,11 @@ def load(source: Source) -> Loaded:
         return Loaded.nothing()
     from cmexam_tune.models import merging
 
+    # One whose weights merging has spoilt is read again; by then nothing holds it any more.
+    return merging.merged(_read(source)) or _read(source)
+
+
+def _read(source: Source) -> Loaded:
     if source.run is not None:
         from cmexam_tune.runfolder import runs
 
@@ -57,9 +62,9 @@ def load(source: Source) -> Loaded:
         family: Any = variants.load("families", source.config.model.family)
         loaded = family.load(source.config.model, device=device())
     model: Any = loaded.model
-    if model is None:  # behind an address
+    if model is None:  # it is elsewhere
         return loaded
-    return merging.merged(Loaded(model.to(device()).eval(), loaded.tokenizer))
+    return Loaded(model.to(device()).eval(), loaded.tokenizer)
 
 
 def device() -> str:

@@ -1,13 +1,16 @@
-"""`--dry-run`: parameters, memory by ZeRO stage, steps and hours, before any weight is loaded."""
+"""`--dry-run`: parameters, memory of cards and hosts by ZeRO stage, steps and hours, before any weight is loaded."""
 
 import dataclasses
 import math
+import os
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from cmexam_tune.batching import encoding
@@ -18,7 +21,8 @@ from cmexam_tune.families import Loaded
 from cmexam_tune.runfolder import runs
 from cmexam_tune.training import arguments, precision
 
-STAGES = (0, 2, 3)
+STAGES = {"none": "without ZeRO", "zero2": "ZeRO-2", "zero3": "ZeRO-3", "zero3_offload": "ZeRO-3, offloaded"}
+"""`training.deepspeed` -> what it is called."""
 GIB = 1024**3
 TRAINED_BYTES = {"weights": 4, "gradients": 4, "adam": 8}
 """For each trained parameter, all in float32."""
@@ -41,14 +45,19 @@ class Estimate:
     """Over all epochs, without padding."""
     padding: float
     hours: float
-    memory: dict[int, int]
-    """ZeRO stage (0: none) -> bytes on each process."""
+    memory: dict[str, int]
+    """`training.deepspeed` (or none) -> bytes on the device of each process."""
+    host: dict[str, int]
+    """The same -> bytes of a machine's own memory, for all of its processes; on a CPU what is in `memory` as well."""
     processes: int
+    local: int
+    """Processes on one machine."""
     truncation: str
 
     def __str__(self) -> str:
+        where = "card" if precision.Card.here().cuda else "process"
         stages = "\n".join(
-            f"  {'without ZeRO' if stage == 0 else f'ZeRO-{stage}':<24}{need / GIB:>11.2f} GiB a process"
+            f"  {STAGES[stage]:<24}{need / GIB:>11.2f} GiB a {where}, {self.host[stage] / GIB:>9.2f} GiB of the host's"
             for stage, need in self.memory.items()
         )
         return (
@@ -56,7 +65,7 @@ class Estimate:
             f"  trained                 {self.trainable:>11,}  ({100 * self.trainable / self.parameters:.3g}%)\n"
             f"optimizer steps           {self.steps:>11,}  ({self.tokens:,} tokens, "
             f"padding {100 * self.padding:.1f}%)\n"
-            f"memory on {self.processes} process(es)\n{stages}\n"
+            f"memory on {self.processes} process(es), {self.local} of them on each host\n{stages}\n"
             f"hours on this machine     {self.hours:>11.2f}  (from its measured matrix-multiply rate)"
         )
 
@@ -85,6 +94,7 @@ def dry_run(config: Config, questions: QuestionFiles) -> Estimate:
     steps = int(given.get("max_steps", -1))
     steps = steps if steps > 0 else math.ceil(planned * epochs)
     tokens = round(plan.tokens() * steps / planned)
+    needed, local = memory(config, model, data, world), int(os.environ.get("LOCAL_WORLD_SIZE", world))
     return Estimate(
         parameters=sum(p.numel() for p in model.parameters()),
         trainable=sum(p.numel() for p in model.parameters() if p.requires_grad),
@@ -92,8 +102,10 @@ def dry_run(config: Config, questions: QuestionFiles) -> Estimate:
         tokens=tokens,
         padding=plan.padding(),
         hours=seconds(config, model, tokens) / world / 3600,
-        memory=memory(config, model, data, world),
+        memory=needed,
+        host=host(config, model, needed, (world, local)),
         processes=world,
+        local=local,
         truncation=encoding.table(samples.truncation, config),
     )
 
@@ -134,21 +146,44 @@ def rate(hidden: int) -> float:
     return turns * 2 * 1024 * hidden * 4 * hidden / (time.perf_counter() - started)
 
 
-def memory(config: Config, model: Any, data: Data, world: int) -> dict[int, int]:
-    """Return the bytes that each process needs, by ZeRO stage: weights, gradients, Adam, buffers and activations."""
+def memory(config: Config, model: Any, data: Data, world: int) -> dict[str, int]:
+    """Return the bytes that each process needs on its device: weights, gradients, Adam, buffers and activations."""
     frozen = _frozen(config, model)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     weights, gradients, adam = (trained * size for size in TRAINED_BYTES.values())
     working = activations(config, model, data)
     held = buffers(model, trained)
     return {
-        0: frozen + weights + gradients + adam + working,
-        2: frozen + weights + (gradients + adam) // world + held[2] + working,
-        3: (frozen + weights + gradients + adam) // world + held[3] + working,
+        "none": frozen + weights + gradients + adam + working,
+        "zero2": frozen + weights + (gradients + adam) // world + held["zero2"] + working,
+        "zero3": (frozen + weights + gradients + adam) // world + held["zero3"] + working,
+        "zero3_offload": held["zero3"] + working,
     }
 
 
-def buffers(model: Any, trained: int) -> dict[int, int]:
+def host(config: Config, model: Any, needed: Mapping[str, int], processes: tuple[int, int]) -> dict[str, int]:
+    """Return the bytes of a machine's own memory for `processes`, in all and on this machine.
+
+    Each holds the program, as this one does now. Weights go from the checkpoint's files, which are mapped and not
+    counted, straight to a card, one tensor after the other; the first process copies what was trained, to save it.
+    Only an adapter that is merged before ZeRO-3 needs the whole model in every process, and what is offloaded stays.
+    """
+    world, local = processes
+    program = psutil.Process().memory_info().rss
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    frozen = _frozen(config, model)
+    saved = trained * TRAINED_BYTES["weights"]
+    shared = (frozen + trained * sum(TRAINED_BYTES.values())) // world
+    if not precision.Card.here(bool(config.training.arguments.get("use_cpu"))).cuda:
+        offloaded = {**dict.fromkeys(needed, 0), "zero3_offload": shared}
+        return {stage: local * (program + size + offloaded[stage]) + saved for stage, size in needed.items()}
+    largest = max(p.numel() * p.element_size() for p in model.parameters())
+    whole = frozen + saved if config.model.adapter_name_or_path else largest
+    each = {"none": largest, "zero2": largest, "zero3": whole, "zero3_offload": max(whole, shared)}
+    return {stage: local * (program + size) + saved for stage, size in each.items()}
+
+
+def buffers(model: Any, trained: int) -> dict[str, int]:
     """Return the bytes that the shipped ZeRO-2 and ZeRO-3 add on each process, in the type of computation.
 
     ZeRO-2 fills one bucket with gradients while the other is summed. ZeRO-3 has one, of the square of the width, and
@@ -157,7 +192,7 @@ def buffers(model: Any, trained: int) -> dict[int, int]:
     bucket = int(model.config.hidden_size) ** 2
     live = min(sum(p.numel() for p in model.parameters()), MOST_LIVE)
     size = _number_bytes()
-    return {2: 2 * arguments.bucket(trained) * size, 3: (bucket + live) * size}
+    return {"zero2": 2 * arguments.bucket(trained) * size, "zero3": (bucket + live) * size}
 
 
 def _number_bytes() -> int:

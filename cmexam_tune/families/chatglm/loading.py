@@ -6,7 +6,9 @@
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel
+from transformers.integrations import is_deepspeed_zero3_enabled
 
 from cmexam_tune.core.config import ModelConfig
 from cmexam_tune.core.errors import ConfigError, UserError, first_line
@@ -16,7 +18,7 @@ from cmexam_tune.families.chatglm.modeling_v1 import ChatGLMForCausalLM
 from cmexam_tune.families.chatglm.modeling_v2 import ChatGLM2ForCausalLM
 from cmexam_tune.families.chatglm.prefix import attach_authors_prefix
 from cmexam_tune.families.chatglm.tokenization import ChatGLM2Tokenizer, ChatGLMTokenizer, SentencePieceTokenizer
-from cmexam_tune.models import checkpoint
+from cmexam_tune.models import attention, checkpoint
 
 
 def load_model(folder: str | Path, prefix: str | Path | None = None, dtype: str = "auto") -> PreTrainedModel:
@@ -56,23 +58,26 @@ def read_model(model: ModelConfig, device: str = "cpu") -> PreTrainedModel:
     config = configuration.from_values(raw, model.model_name_or_path)
     checkpoint.change(config, model)
     cls = ChatGLMForCausalLM if isinstance(config, ChatGLMConfig) else ChatGLM2ForCausalLM
-    if not config.quantization_bit and quantization.has_usual_files(checkpoint.location(model), model.revision):
+    usual = not config.quantization_bit and quantization.has_usual_files(checkpoint.location(model), model.revision)
+    if usual or device == "meta":
+        config.quantization_bit = 0
         return checkpoint.read_weights(cls, model, config, device)
-    plain: Any = _from_state(cls, model, config)
-    moved: PreTrainedModel = plain.to(device)
-    return moved
+    return _from_state(cls, model, config, device)
 
 
 def _from_state(
-    cls: type[PreTrainedModel], model: ModelConfig, config: ChatGLMConfig | ChatGLM2Config
+    cls: type[PreTrainedModel], model: ModelConfig, config: ChatGLMConfig | ChatGLM2Config, device: str
 ) -> PreTrainedModel:
     dtype, place = checkpoint.dtype(model), checkpoint.location(model)
+    # ZeRO-3 takes the values from the first process; the others need names and shapes only.
+    held = "meta" if is_deepspeed_zero3_enabled() and torch.distributed.get_rank() else device
     try:
-        state = quantization.read_state(place, config.quantization_bit, dtype, model.revision)
+        state = quantization.read_state(place, config.quantization_bit, dtype, model.revision, held)
         config.quantization_bit = 0
         loaded, info = cls.from_pretrained(
-            None, config=config, state_dict=state, dtype=dtype, attn_implementation=model.attn_implementation,
-            output_loading_info=True,
+            None, config=config, state_dict=state, dtype=dtype, output_loading_info=True,
+            attn_implementation=attention.suited(model.attn_implementation),
+            device_map=None if device == "cpu" else {"": device},
         )  # fmt: skip
     except UserError:
         raise

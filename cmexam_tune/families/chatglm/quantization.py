@@ -1,5 +1,6 @@
 """The released int8 and int4 checkpoints: weights only, symmetric, one scale for each row; dequantised on load."""
 
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -25,17 +26,22 @@ def dequantize(weight: torch.Tensor, scale: torch.Tensor, bits: int, dtype: torc
     return (integers.float() * scale.float()[:, None]).to(dtype)
 
 
-def dequantize_state(state: Mapping[str, torch.Tensor], bits: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Return the state dict without scales, every weight that has one dequantised, floats cast to `dtype`."""
+def dequantize_state(
+    state: Mapping[str, torch.Tensor], bits: int, dtype: torch.dtype, device: str = "cpu"
+) -> dict[str, torch.Tensor]:
+    """Return the state dict without scales on `device`, weights that have one dequantised, floats cast to `dtype`.
+
+    One tensor after the other goes to the device and is unpacked there, so that the host never holds the whole model.
+    """
     plain: dict[str, torch.Tensor] = {}
     for name, value in state.items():
         if name.endswith(SCALE):
             continue
-        scale = state.get(name + SCALE)
+        scale, moved = state.get(name + SCALE), value.to(device)
         if scale is not None:
-            plain[name] = dequantize(value, scale, bits, dtype)
+            plain[name] = dequantize(moved, scale.to(device), bits, dtype)
         else:
-            plain[name] = value.to(dtype) if value.is_floating_point() else value
+            plain[name] = moved.to(dtype) if moved.is_floating_point() else moved
     return plain
 
 
@@ -46,9 +52,9 @@ def has_usual_files(folder: str | Path, revision: str | None = None) -> bool:
 
 
 def read_state(
-    folder: str | Path, bits: int, dtype: torch.dtype, revision: str | None = None
+    folder: str | Path, bits: int, dtype: torch.dtype, revision: str | None = None, device: str = "cpu"
 ) -> dict[str, torch.Tensor]:
-    """Read a checkpoint of one or several `.safetensors` or `.bin` files, dequantised where `bits` is not 0.
+    """Read a checkpoint of one or several `.safetensors` or `.bin` files onto a device, dequantised for `bits` 4 and 8.
 
     Raises:
         UserError: no weights there, or packed for other bits than 4 and 8.
@@ -70,11 +76,14 @@ def read_state(
     state: dict[str, torch.Tensor] = {}
     for path in paths:
         state.update(_read(path))
-    return dequantize_state(state, bits, dtype)
+    return dequantize_state(state, bits, dtype, device)
 
 
 def _read(path: Path) -> dict[str, torch.Tensor]:
+    """Return the tensors of a file, which stays on the disk until each is used."""
     if path.suffix == ".safetensors":
         return load_file(path)
-    state: dict[str, torch.Tensor] = torch.load(path, map_location="cpu", weights_only=True)
+    state: dict[str, torch.Tensor] = torch.load(
+        path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
+    )
     return state

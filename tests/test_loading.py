@@ -1,0 +1,122 @@
+"""On a card weights go straight to it: followed up to the library's call, since there is no card here."""
+
+import contextlib
+import json
+import weakref
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from modelkit import checkpoint, make_config, questions
+from transformers import PreTrainedModel
+
+from cmexam_tune.core import jsonl, variants
+from cmexam_tune.families import chatglm
+from cmexam_tune.families.chatglm import loading as chatglm_loading
+from cmexam_tune.families.chatglm import quantization
+from cmexam_tune.models import merging
+from cmexam_tune.prediction import loading
+from cmexam_tune.runfolder import runs
+from cmexam_tune.train import train
+from cmexam_tune.training import loop
+
+
+class Asked(BaseException):
+    """The library was called."""
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Arguments of `from_pretrained` of models, which loads nothing."""
+    seen: list[dict[str, Any]] = []
+
+    def from_pretrained(cls: type, *_: Any, **options: Any) -> Any:
+        seen.append(options)
+        raise Asked
+
+    monkeypatch.setattr(PreTrainedModel, "from_pretrained", classmethod(from_pretrained))
+    return seen
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen", "chatglm", "chatglm2", "bert"])
+def test_every_family_names_the_device(family: str, calls: list[dict[str, Any]]) -> None:
+    name = {"qwen": "llama", "chatglm2": "chatglm"}.get(family, family)
+    config = make_config(name, model__model_name_or_path=checkpoint(family))
+    for device, wanted in (("cuda:3", {"": "cuda:3"}), ("cpu", None)):
+        with pytest.raises(Asked):
+            variants.load("families", name).load(config.model, device=device)
+        assert calls.pop()["device_map"] == wanted
+
+
+@pytest.mark.parametrize(("deepspeed", "wanted"), [(None, "cuda:3"), ("zero3", "cpu")])
+def test_training_loads_onto_its_own_card(deepspeed: str | None, wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under ZeRO-3 transformers shares the weights out while it loads."""
+    seen = []
+
+    def load(model: Any, questions: Any, device: str) -> Any:
+        seen.append(device)
+        raise Asked
+
+    stage = SimpleNamespace(is_zero3=lambda: deepspeed == "zero3")
+    args: Any = SimpleNamespace(seed=0, deepspeed=deepspeed, hf_deepspeed_config=stage, device=torch.device("cuda", 3))
+    parts: Any = (SimpleNamespace(load=load), None)
+    with contextlib.suppress(Asked):
+        loop._load(make_config(), args, [], parts)  # type: ignore[arg-type]
+    assert seen == [wanted]
+
+
+def test_prediction_loads_onto_its_own_card(calls: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "device", lambda: "cuda:5")
+    with pytest.raises(Asked):
+        loading.load(loading.open_source(make_config()))
+    assert calls.pop()["device_map"] == {"": "cuda:5"}
+
+
+def test_packed_weights_are_unpacked_on_the_card(
+    tmp_path: Path, calls: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = json.loads((Path(checkpoint("chatglm")) / "config.json").read_text(encoding="utf-8"))
+    (tmp_path / "config.json").write_text(json.dumps({**values, "quantization_bit": 8}), encoding="utf-8")
+    config = make_config("chatglm", model__model_name_or_path=str(tmp_path))
+    places: list[str] = []
+    monkeypatch.setattr(quantization, "read_state", lambda *words: places.append(words[-1]) or {})
+    with pytest.raises(Asked):
+        chatglm.load(config.model, device="cuda:3")
+    assert places == ["cuda:3"] and calls.pop()["device_map"] == {"": "cuda:3"}
+    # Under ZeRO-3 only the first process has values.
+    monkeypatch.setattr(chatglm_loading, "is_deepspeed_zero3_enabled", lambda: True)
+    for rank in (0, 1):
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
+        with pytest.raises(Asked):
+            chatglm.load(config.model)
+    assert places[1:] == ["cpu", "meta"]
+
+
+def test_weights_that_merging_spoils_are_read_again_when_they_are_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The card has room for one model, and the host for none."""
+    jsonl.write(tmp_path / "q.jsonl", questions(4))
+    run = train(make_config(
+        data={"train": [str(tmp_path / "q.jsonl")]}, out=str(tmp_path / "run"), model__dtype="bfloat16",
+        training={"max_steps": 1, "learning_rate": 1e-2, "report_to": "none"},
+    ))  # fmt: skip
+    expected = {name: value.clone() for name, value in runs.load(run.path)[1].model.state_dict().items()}
+    before: list[weakref.ref[Any]] = []
+    alive = []
+    read = runs.load
+
+    def watched(*words: Any) -> Any:
+        alive.append([ref() is not None for ref in before])
+        config, loaded = read(*words)
+        before.append(weakref.ref(loaded.model.get_base_model().get_input_embeddings().weight))
+        return config, loaded
+
+    monkeypatch.setattr(runs, "load", watched)
+    monkeypatch.setattr(merging, "TOLERANCE", -1.0)
+    loaded = loading.load(loading.open_source(run.path))
+    assert alive == [[], [False]]
+    found = loaded.model.state_dict()
+    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)

@@ -4,7 +4,6 @@
 # mypy: disable-error-code="no-untyped-call, misc, has-type, no-any-return"
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import PreTrainedModel

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
-from transformers.integrations import is_deepspeed_zero3_enabled
+from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 
 from cmexam_tune.core.config import ModelConfig
 from cmexam_tune.core.errors import ConfigError, UserError, first_line

@@ -313,13 +313,15 @@ def test_a_check_of_other_files_says_so(tmp_path, capsys):
 
 def test_known_errors_are_scored_apart(tmp_path):
     facets = {"exam_type": "药师考试", "exam_class": "初级中药士"}
-    asked = [q(str(i), f"第{i}题", facets=facets) for i in (5205, 5206, 5207, 5218)]
+    asked = [q(str(i), f"第{i}题", facets=facets) for i in (5205, 5206, 5218)]
+    asked.append(q("5207", "该患者最可能的诊断是", facets=facets))
     report = evaluate([Prediction(one.id, "B" if one.id != "5205" else "A") for one in asked], asked)
     found = {one.name.split(" ")[0]: (one.only.n, one.without.accuracy) for one in report.subsets}
     assert found == {
         "cmb-test-2024-02": (1, 100.0),
         "cmb-test-one-letter": (1, 100.0),
         "cmb-test-unsorted": (1, 66 + 2 / 3),
+        "missing-stem": (1, 66 + 2 / 3),
     }
 
 

@@ -17,15 +17,19 @@ _STYLE = """
 :root { color-scheme: light dark; --line: #8885; --mark: #f5c54266; }
 body { font: 15px/1.6 system-ui, "PingFang SC", "Microsoft YaHei", "Noto Sans CJK SC", sans-serif; margin: 0 auto;
   max-width: 1180px; padding: 20px; }
-table { border-collapse: collapse; margin: 12px 0; } td, th { border-bottom: 1px solid var(--line); padding: 4px 12px;
+table { border-collapse: collapse; margin: 12px 0; max-width: 100%; overflow-x: auto; }
+td, th { border-bottom: 1px solid var(--line); padding: 4px 12px;
   text-align: right; } td:first-child, th:first-child { text-align: left; }
-caption { text-align: left; font-weight: 600; }
+caption { text-align: left; font-weight: 600; white-space: nowrap; }
 details { margin: 14px 0; } summary { cursor: pointer; font-weight: 600; }
 .pair { display: grid; grid-template-columns: 1fr 1fr; gap: 4px 24px;
   border-top: 1px solid var(--line); padding: 8px 0; }
 .pair p { margin: 0; white-space: pre-wrap; overflow-wrap: anywhere; } .soft { opacity: .65; font-size: 13px; }
+.alone { display: block; max-width: 50em; }
 mark { background: var(--mark); color: inherit; border-radius: 2px; }
-@media (max-width: 700px) { .pair { grid-template-columns: 1fr; } }
+@media (max-width: 700px) { body { padding: 12px; } h1 { font-size: 24px; } .pair { grid-template-columns: 1fr;
+  gap: 10px; } table { display: block; }
+  caption { white-space: normal; } td, th { padding: 4px 7px; font-size: 14px; } }
 """
 Lines = Mapping[tuple[str, int], Question]
 
@@ -53,8 +57,9 @@ def _letters(result: Checked) -> list[Table]:
             counts = row["counts"]
             total = sum(counts.values())
             shares = tuple(f"{count / total:.1%}" for count in counts.values())
-            note = f"Equal shares would look like this or worse with p = {row['p']:.2g}."
-            found.append(Table(("Answer", *counts), ((f"share of {total:,}", *shares),), f"{name}: letters", note))
+            title = f"{name}: answer letters of {total:,} questions with {row['options']} options and one right letter"
+            note = f"Chi-square test against equal shares: p = {row['p']:.2g}."
+            found.append(Table(("Answer", *counts), (("share", *shares),), title, note))
     return found
 
 
@@ -108,32 +113,38 @@ def _read(wanted: Sequence[tuple[str, int]], paths: Mapping[str, Path]) -> Lines
 
 
 def _section(title: str, total: int, entries: Sequence[str]) -> str:
+    if not total:
+        return ""
     more = f", the first {len(entries)} shown" if total > len(entries) else ""
-    opened = " open" if 0 < total <= SHOWN else ""
+    opened = " open" if total <= SHOWN else ""
     return f"<details{opened}><summary>{html.escape(title)} ({total:,}{more})</summary>{''.join(entries)}</details>"
 
 
 def _pair(one: Overlap, lines: Lines) -> str:
     a, b = lines[one.file, one.line], lines[one.other_file, one.other_line]
     left, right = _marked(_text(a), _text(b))
-    heads = (f"{one.file}: {one.id}", f"{one.other_file}: {one.other_id} (Jaccard {one.jaccard:.2f})")
-    soft = "".join(f"<p class=soft>{html.escape(head)}</p>" for head in heads)
-    return f"<div class=pair>{soft}<p>{left}</p><p>{right}</p></div>"
+    heads = (_place(one.file, one.id), f"{_place(one.other_file, one.other_id)}, Jaccard {one.jaccard:.2f}")
+    sides = [
+        f"<div><p class=soft>{html.escape(head)}</p><p>{text}</p></div>"
+        for head, text in zip(heads, (left, right), strict=True)
+    ]
+    return f"<div class=pair>{''.join(sides)}</div>"
+
+
+def _place(file: str, name: str) -> str:
+    return name if name.startswith(f"{file}:") else f"{file}: {name}"
 
 
 def _finding(one: Finding, lines: Lines) -> str:
     question = lines.get((one.file, one.line))
-    text = f"{_text(question)}\n{question.explanation or ''}" if question else ""
-    head = f"{one.file}: {one.id}, line {one.line}"
-    return (
-        f"<div class=pair><p class=soft>{html.escape(head)}</p><p class=soft>{html.escape(one.seen)}</p>"
-        f"<p>{html.escape(text)}</p></div>"
-    )
+    text = f"{_text(question)}\nExplanation: {question.explanation or 'none'}" if question else ""
+    head = f"{_place(one.file, one.id)}, line {one.line}. Seen: {one.seen}"
+    return f'<div class="pair alone"><p class=soft>{html.escape(head)}</p><p>{html.escape(text)}</p></div>'
 
 
 def _text(question: Question) -> str:
     options = "\n".join(f"{letter} {text}" for letter, text in question.options.items())
-    return f"{question.stem}\n{options}\n= {question.answer or '-'}"
+    return f"{question.stem}\n{options}\nAnswer: {question.answer or 'not published'}"
 
 
 def _marked(a: str, b: str) -> tuple[str, str]:

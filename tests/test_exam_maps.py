@@ -185,6 +185,12 @@ def test_bad_maps_get_one_message(tmp_path, exam, columns, message):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_column_named_by_hand_must_be_there(tmp_path):
+    table(tmp_path / "t.csv", ["Question", "Options", "Answer"], [STEM, "A 甲\nB 乙", "A"])
+    with pytest.raises(DataError, match=r"no column for facet:科室 \(科室\). Found: Question, Options, Answer"):
+        preprocess.preprocess("cmexam", [tmp_path / "t.csv"], tmp_path / "out", columns="facet:科室=科室")
+
+
 def test_bad_yaml(tmp_path):
     for text in ("stem: [", "- a", "stem: q\nx: y"):
         (tmp_path / "my.yaml").write_text(text, encoding="utf-8")

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -58,6 +58,8 @@ class Fields:
     means that too."""
     source: str = ""
     licence: str = ""
+    named: Names = ()
+    """Fields that `--map` names: a table without their columns is refused, whatever else may be missing."""
 
     def columns(self) -> dict[str, Names]:
         """Return every field and facet with its names."""
@@ -103,18 +105,20 @@ def parse_map(text: str, start: Fields | None = None) -> Fields:
         ConfigError: an entry is no `field=column`, a field is unknown, or stem, options or answer are missing.
     """
     values: dict[str, Any] = {}
-    facets = dict(start.facets) if start else {}
+    facets, given = dict(start.facets) if start else {}, []
     for entry in filter(None, map(str.strip, text.split(","))):
         name, equals, columns = (part.strip() for part in entry.partition("="))
         if not (name and equals and columns):
             raise ConfigError(f"--map: {entry!r} is no field=column, for example stem=题干 or facet:科室=科室.")
         names = tuple(column.strip() for column in columns.split("|"))
+        given.append(name)
         if name.startswith("facet:"):
             facets[name.removeprefix("facet:")] = names
         else:
             values[name] = names[0] if name in ("answer_as", "answers") else names
     base = {name: getattr(start, name) for name in start.__dataclass_fields__} if start else {}
-    return _build({**base, **values, "facets": facets}, "--map")
+    fields = _build({**base, **values, "facets": facets}, "--map")
+    return replace(fields, named=tuple(name for name in given if name in fields.columns()))
 
 
 def _build(values: Any, where: str) -> Fields:
@@ -171,7 +175,10 @@ class _File:
         for row, item in _tables.read(self.path):
             found = self.columns.of(item)
             if row == 1:
-                self.columns.check(item, ("stem", "options", *["answer"] * (self.fields.answers == "required")))
+                needed = ["stem", "options", *["answer"] * (self.fields.answers == "required")]
+                # Objects may have a key that the first of them lacks.
+                needed += () if self.path.suffix.lower() in (".json", ".jsonl") else self.fields.named
+                self.columns.check(item, list(dict.fromkeys(needed)))
                 further = derive(self.path, item) if derive else further
             for name in self.columns.unread_now():
                 report(RowReport(row, "unread", name))

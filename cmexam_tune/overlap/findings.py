@@ -24,10 +24,11 @@ _UPWARD = re.compile(
 _LONGEST_WITHOUT_CASE = 45
 _TOGETHER = re.compile(
     r"^(?:以上|上述)|(?:以上|上述|上列|前述)(?:[都均皆各全无非哪任诸三两四五]|者|选项|情况|因素|内容|答案|说法)"
-    r"|前[两二三四]|后[两二三四]|[两二三四]者|[各全]项|选项[A-J]|[A-J](?:项|选项)"
-    r"|^[A-J](?:[、,，和与及+＋/]?[A-J])+$|(?<![A-Za-z])[A-E]\s*[、和与及+＋]\s*[A-E](?![A-Za-z])"
+    r"|前[两二三四](?!角)|后[两二三四](?!角)|[两二三四]者|[各全]项|选项[A-J]|[A-J](?:项|选项)"
+    r"|^[A-J](?:[、,，和与及+＋/][A-J])+$|(?<![A-Za-z])[A-E]\s*[、和与及+＋]\s*[A-E](?![A-Za-z])"
 )
-_ALL = re.compile("[均都皆]|全部|全[是对错]")
+_RUN = re.compile("A?B?C?D?E?F?G?H?I?J?")
+_ALL = re.compile("(?<!平)均(?![数匀一衡方值])|都(?!气)|皆|全[是对错]|全部(?:[是对错正不]|$)")
 _LONGEST_ALL = 12
 """`均有` in a longer option speaks of what stands in it."""
 _MOJIBAKE = re.compile(
@@ -77,6 +78,9 @@ def missing_case(question: Question) -> str | None:
 def not_shufflable(question: Question) -> str | None:
     """An option or the stem speaks of other options by place or letter: their order carries meaning."""
     for text in question.options.values():
+        # `AB` may be two options; `DIC` and `CEA` are what they are.
+        if len(text) > 1 and _RUN.fullmatch(text) and set(text) <= set(question.options):
+            return text
         if found := _TOGETHER.search(text) or (_ALL.search(text) if len(text) <= _LONGEST_ALL else None):
             return found[0]
     found = re.search(r"(?:选项|答案|备选项)\s*[A-J](?![A-Za-z])|[A-E]项", question.stem)

@@ -270,6 +270,8 @@ def _say(report: building.FullReport) -> None:
     for name, ends in report.cut.items():
         if ends.cut:
             cli.say(f"{name}: {ends.sentence}")
+    if report.runs and report.profiles:
+        cli.say(f"\n{sections.by_profile(report)}")
     if report.agreement:
         cli.say(f"\n{sections.agreement(report)}")
     if report.pairs:

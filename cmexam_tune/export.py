@@ -13,7 +13,7 @@ from cmexam_tune.core import cli, folders
 from cmexam_tune.core.config import Config
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.interop import tasks
-from cmexam_tune.models import screen
+from cmexam_tune.screen import libraries
 
 if TYPE_CHECKING:
     import torch
@@ -56,7 +56,7 @@ def export(
     Raises:
         UserError: a combination that cannot be, an output that exists, or an export that answers differently.
     """
-    screen.quiet()
+    libraries.quiet()
     from cmexam_tune.runfolder import averaging, modelcard, modelfile, runs
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:

@@ -19,6 +19,7 @@ from cmexam_tune.exams import RowReport, _sources, cmb
 from cmexam_tune.overlap.duplicates import Duplicates
 from cmexam_tune.overlap.groups import Cases, assign, parse_shares
 from cmexam_tune.prompts.formats import FORMATS, Format
+from cmexam_tune.screen.progress import Progress
 
 NO_PUBLISHED_ANSWER = "no published answer"
 
@@ -228,9 +229,7 @@ def _open(path: Path) -> IO[str]:
 
 
 def _progress(records: Iterator[Any], path: Path) -> Iterator[Any]:
-    from tqdm import tqdm
-
-    yield from tqdm(records, desc=path.name, unit=" rows", delay=1, leave=False, disable=None)
+    return Progress(path.name, "rows", patience=1).each(records)
 
 
 def summary(report: Mapping[str, Any]) -> str:

@@ -42,8 +42,8 @@ def runs(folder: str | Path) -> list[Line]:
 
 
 def _folders(top: Path) -> Iterator[Path]:
-    """Yield folders with a config and what training writes beside it, three levels down."""
-    for pattern in ("", "*/", "*/*/"):
+    """Yield folders with a config and what training writes beside it, as far down as `reproduce` puts them."""
+    for pattern in ("", "*/", "*/*/", "*/*/*/"):
         for path in sorted(top.glob(f"{pattern}environment.json")):
             if (path.parent / "config.yaml").is_file() and not path.parent.name.startswith("."):
                 yield path.parent
@@ -75,8 +75,9 @@ def _line(path: Path) -> Line | None:
 
 
 def _reported(path: Path) -> float | None:
-    """Return the accuracy of the newest report in the run folder."""
-    reports = sorted(path.glob("**/report.json"), key=lambda file: file.stat().st_mtime)
+    """Return the accuracy of the newest report in the run folder, or beside it as `recipes/run.sh` writes it."""
+    beside = path.parent.glob("report*/report.json") if path.name == "run" else ()
+    reports = sorted([*path.glob("**/report.json"), *beside], key=lambda file: file.stat().st_mtime)
     if not reports:
         return None
     overall = documents.read_json(reports[-1], "report").get("overall")

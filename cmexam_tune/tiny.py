@@ -62,9 +62,9 @@ def build(family: str, out: str | Path, overwrite: bool = False, **sizes: int) -
     if hidden % 16 or (hidden > 4 * HEAD and hidden % (2 * HEAD)):
         raise UserError(f"tiny: hidden={hidden}: multiples of 16 up to {4 * HEAD}, of {2 * HEAD} above, are possible.")
     target = check_folder(out, "tiny", overwrite)
-    from cmexam_tune.models import screen
+    from cmexam_tune.screen import libraries
 
-    screen.quiet()
+    libraries.quiet()
     from cmexam_tune.models import checkpoint
 
     checkpoint.hide_bars()

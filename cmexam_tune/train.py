@@ -8,9 +8,9 @@ from cmexam_tune.batching.questions import QuestionFiles
 from cmexam_tune.core import cli
 from cmexam_tune.core.config import Config, dump_config, load_config
 from cmexam_tune.core.errors import ConfigError
-from cmexam_tune.models import screen
 from cmexam_tune.overlap import leaks
 from cmexam_tune.runfolder import runs, starting
+from cmexam_tune.screen import libraries
 
 
 def train(
@@ -40,7 +40,7 @@ def train(
     Example:
         `run = train("lora_llama.yaml", ["model.model_name_or_path=/models/llama", "out=runs/try"])`
     """
-    screen.quiet()
+    libraries.quiet()
     if not isinstance(config, Config):
         config = load_config(config, overrides)
     elif overrides:

@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "cmexam_tune"
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if "sample" not in path.parts)
 NAMES = [str(path.relative_to(PACKAGE)) for path in FILES]
 # From the ground up: a part may import itself and what stands before it.
-BASE = ("core",)
+BASE = ("core", "screen")
 DOMAIN = (
     "exams",
     "prompts",

@@ -105,7 +105,7 @@ def test_resumed_it_gives_the_same_weights(folder: Path, monkeypatch: pytest.Mon
             raise RuntimeError("killed")
 
     with monkeypatch.context() as patched:
-        patched.setattr(callbacks.Progress, "on_step_begin", stop, raising=False)
+        patched.setattr(callbacks.Screen, "on_step_begin", stop, raising=False)
         with pytest.raises(RuntimeError, match="killed"):
             train(mixed(folder, "killed"))
     assert any(folder.glob("killed/checkpoint-*"))

@@ -32,14 +32,17 @@ def test_runs_with_loss_accuracy_and_what_comes_next(tmp_path: Path, capsys: pyt
     (done / "trainer_state.json").write_text("{}")
     (done / "report").mkdir()
     (done / "report" / "report.json").write_text('{"overall": {"accuracy": 61.25}}')
+    deep = folder_of(tmp_path / "lora_llama" / "seed1" / "run")  # as `reproduce` and recipes/run.sh put it
+    (deep.parent / "report").mkdir()
+    (deep.parent / "report" / "report.json").write_text('{"overall": {"accuracy": 40}}')
     (half / "log.jsonl").write_text(
         '{"step": 4, "eval_exam_accuracy": 20.0}\n{"step": 8, "eval_exam_accuracy": 30.0}\n'
     )
     (tmp_path / "config.yaml").write_text("somebody: else")
     found = {line.path.name: line for line in runs.runs(tmp_path)}
-    assert found.keys() == {"a run", "half"}
+    assert found.keys() == {"a run", "half", "run"}
     assert found["a run"].loss == pytest.approx(LOG[-1]["loss"])
-    assert (found["a run"].accuracy, found["half"].accuracy) == (61.25, 30.0)
+    assert {name: line.accuracy for name, line in found.items()} == {"a run": 61.25, "half": 30.0, "run": 40.0}
     assert (found["a run"].method, found["half"].method) == ("llama lora", "llama full")
     assert found["a run"].next.startswith(f"cmexam-tune predict --run '{done}'")
     assert found["half"].next == f"cmexam-tune train --config {half}/config.yaml out={half}"
@@ -58,14 +61,26 @@ def test_folders_without_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "broken is left out" in capsys.readouterr().err
 
 
+def heights(plot: str, mark: str = "*") -> list[int | None]:
+    """Return for each column in which row its mark stands."""
+    lines = [line[10:].ljust(60) for line in plot.splitlines()[1 : 1 + curve.HEIGHT]]
+    return [next((row for row, line in enumerate(lines) if line[x] == mark), None) for x in range(60)]
+
+
 def test_plot_falls_as_the_loss_does() -> None:
-    lines = curve.text(LOG).splitlines()[1 : 1 + curve.HEIGHT]
-    heights = [
-        next(row for row, line in enumerate(lines) if line[10:].ljust(60)[column] == "*") for column in range(60)
-    ]
-    assert heights == sorted(heights) and heights[0] == 0 and heights[-1] == curve.HEIGHT - 1
-    assert lines[0].split()[0] == "3.85", "the mean of the first two steps"
-    assert curve.text(LOG[:1]) == ""
+    shown = curve.text(LOG)
+    assert heights(shown) == sorted(row for row in heights(shown) if row is not None), "one mark in each column"
+    assert (heights(shown)[0], heights(shown)[-1]) == (0, curve.HEIGHT - 1)
+    assert shown.splitlines()[1].split()[0] == "3.9" and shown.endswith("step 100")
+
+
+def test_plot_of_a_short_run_and_of_validation() -> None:
+    two = [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0, "eval_loss": 3.0}]
+    assert curve.text(two[:1]) == "loss: 2 at step 1" and curve.text([]) == ""
+    shown = curve.text(two)
+    assert [row for row in heights(shown, "o") if row is not None] == [0] and "o validation" in shown
+    line = heights(shown)[:-1]
+    assert line[0] == 4 and None not in line and line == sorted(line), "halfway between 3 and 1, then down"
 
 
 def test_picture_is_xml_with_both_curves() -> None:
@@ -73,6 +88,7 @@ def test_picture_is_xml_with_both_curves() -> None:
     root = ElementTree.fromstring(curve.svg(both))
     lines = [element for element in root.iter() if element.tag.endswith("polyline")]
     assert [len(line.get("points", "").split()) for line in lines] == [100, 2]
+    assert sum(element.tag.endswith("circle") for element in root.iter()) == 2, "a single point must be seen too"
     texts = [element.text for element in root.iter() if element.tag.endswith("text")]
     assert "validation loss" in texts and "step 100" in texts
     assert ElementTree.fromstring(curve.svg([])) is not None

@@ -11,7 +11,6 @@ import json
 import multiprocessing
 import os
 import shutil
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -28,6 +27,7 @@ from cmexam_tune.core.schema import Question
 from cmexam_tune.families import Family, Loaded
 from cmexam_tune.models import checkpoint
 from cmexam_tune.models.features import Truncation
+from cmexam_tune.screen.progress import Progress
 
 PART = 4000
 """Questions that one process encodes in a row; fewer are encoded sooner than processes start."""
@@ -119,8 +119,9 @@ def encode(config: Config, family: Family, loaded: Loaded, questions: QuestionFi
 
 
 _World = tuple[Config, Family, Loaded, QuestionFiles]
-_world: list[_World] = []
-"""What worker processes inherit when they are forked, so that neither model nor tokenizer has to be sent."""
+_world: list[tuple[_World, int, int]] = []
+"""What worker processes inherit when they are forked, so that neither model nor tokenizer has to be sent; how many
+questions there are, and workers."""
 
 
 def _table(world: _World, key: str, cache: Path) -> datasets.Dataset:
@@ -128,7 +129,8 @@ def _table(world: _World, key: str, cache: Path) -> datasets.Dataset:
     columns, parts = (None, [(0, 0)]) if ready else _plan(world)
     workers = min(world[0].data.num_workers or os.cpu_count() or 1, MOST_WORKERS, len(parts))
     forks = "fork" in multiprocessing.get_all_start_methods()
-    _world[:] = [world]
+    workers = workers if forks else 1
+    _world[:] = [(world, parts[-1][1], workers)]
     try:
         with _quiet(), _tokenizers_in_one_thread(workers > 1):
             table: datasets.Dataset = datasets.Dataset.from_generator(
@@ -136,7 +138,7 @@ def _table(world: _World, key: str, cache: Path) -> datasets.Dataset:
                 features=columns,
                 cache_dir=str(cache),
                 gen_kwargs={"parts": parts},
-                num_proc=workers if workers > 1 and forks else None,
+                num_proc=workers if workers > 1 else None,
                 fingerprint=key,
             )
     except datasets.exceptions.DatasetGenerationError as error:
@@ -172,11 +174,14 @@ def _own(tokens: int, weight: int, source: int = 0, truncation: str = "") -> dic
 
 def _generate(parts: Sequence[tuple[int, int]]) -> Iterator[dict[str, Any]]:
     """Yield a row for each question that can be encoded, and after each chunk one with the report on it."""
-    ((config, family, loaded, questions),) = _world
-    for start, end in parts:
-        part = itertools.islice(questions.sourced(), start, end)
-        while chunk := list(itertools.islice(part, CHUNK)):
-            yield from _chunk(config, family, loaded, chunk)
+    (((config, family, loaded, questions), total, workers),) = _world
+    # The first worker speaks for all; their parts are alike.
+    with Progress("encode", "questions", total, shown=parts[0][0] == 0, patience=1) as progress:
+        for start, end in parts:
+            part = itertools.islice(questions.sourced(), start, end)
+            while chunk := list(itertools.islice(part, CHUNK)):
+                yield from _chunk(config, family, loaded, chunk)
+                progress.move(min(workers * len(chunk), total - progress.done))
 
 
 def _chunk(
@@ -221,10 +226,9 @@ def _join(parts: Sequence[Truncation]) -> Truncation:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Let `datasets` show its progress only to somebody who is looking."""
+    """Show our progress in place of that of `datasets`."""
     shown = not datasets.are_progress_bars_disabled()
-    if not sys.stderr.isatty():
-        datasets.disable_progress_bars()
+    datasets.disable_progress_bars()
     try:
         yield
     finally:

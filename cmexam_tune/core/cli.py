@@ -55,9 +55,15 @@ def say(text: str = "") -> None:
     print(printable(text), flush=True)
 
 
+def in_notebook() -> bool:
+    """Return whether this runs in a notebook, which shows standard error in red."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return getattr(shell, "kernel", None) is not None
+
+
 def note(text: str) -> None:
-    """Print progress or a warning to standard error, at once."""
-    print(printable(text), file=sys.stderr, flush=True)
+    """Print progress or a warning to standard error (in a notebook below the cell), at once."""
+    print(printable(text), file=sys.stdout if in_notebook() else sys.stderr, flush=True)
 
 
 def run(main: Callable[[Sequence[str]], int | None], argv: Sequence[str] | None = None) -> NoReturn:

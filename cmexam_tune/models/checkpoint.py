@@ -25,7 +25,8 @@ from transformers.utils import logging
 from cmexam_tune.core.config import ModelConfig
 from cmexam_tune.core.errors import ConfigError, UserError, first_line
 from cmexam_tune.core.variants import suggest
-from cmexam_tune.models import attention, foreign, screen
+from cmexam_tune.models import attention, foreign
+from cmexam_tune.screen import libraries
 
 if not torch.accelerator.is_available():
     # DeepSpeed would look for a card at its first import and print a warning among the results.
@@ -233,7 +234,7 @@ def dtype(model: ModelConfig) -> torch.dtype:
 
 def hide_bars() -> None:
     """Show no more bars of reading and writing weights; those of a download come before and are of use."""
-    if not screen.verbose():
+    if not libraries.verbose():
         hide: Any = logging.disable_progress_bar
         hide()
 

@@ -40,7 +40,7 @@ def outputs(source: loading.Source, questions: Sequence[Question], path: Path, o
                 if annotations.key(question, facet) not in file.known
             ]
             writer = family.decoder(loading.load(source), config)
-            answering.write(file, usage.counted(file, writer, _written(writer, asked)), keys)
+            answering.write(file, usage.counted(file, writer, _written(writer, asked)), keys, "annotate")
             file.known = frozenset(keys)
         return file.texts()
 

@@ -12,9 +12,9 @@ from cmexam_tune.core.config import Config
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.prediction import loading, usage
-from cmexam_tune.prediction.progress import duration, progress
 from cmexam_tune.prediction.resumable import FAILED, ResumableFile
 from cmexam_tune.prompts import Asked, Asking
+from cmexam_tune.screen.progress import Progress, duration
 
 WINDOW = 64
 """Batches that are sorted by length together."""
@@ -130,7 +130,7 @@ def _windows(config: Config, answerer: Any, asked: Sequence[Asked]) -> Iterator[
         yield from answerer.answer(asked[start : start + size])
 
 
-def write(file: ResumableFile, predictions: Iterable[object], keys: Sequence[str]) -> None:
+def write(file: ResumableFile, predictions: Iterable[object], keys: Sequence[str], what: str = "predict") -> None:
     """Append predictions as they come, then put the file in the order of `keys`.
 
     The first one is there before anything is replaced: a wrong path or setting costs no old file.
@@ -139,6 +139,7 @@ def write(file: ResumableFile, predictions: Iterable[object], keys: Sequence[str
         file: an open file.
         predictions: this process's share of those that `file.known` lacks, in any order.
         keys: all keys of the file, answered ones included.
+        what: the name of the work, for the screen.
     """
     done = sum(key in file.known for key in keys)
     if file.processes.first and 0 < done < len(keys):
@@ -149,8 +150,11 @@ def write(file: ResumableFile, predictions: Iterable[object], keys: Sequence[str
     first = list(itertools.islice(predictions, 1))
     file.begin()
     each = itertools.chain(first, predictions)
-    for prediction in progress(each, done, len(keys), file.processes):
-        file.append(prediction)
+    with Progress(what, "answers", len(keys), done) as progress:
+        for prediction in each:
+            file.append(prediction)
+            # Of several processes the first speaks for all; their shares are alike.
+            progress.move(min(file.processes.count, len(keys) - progress.done))
     file.finish(keys, len(keys) - done, time.monotonic() - started)
 
 

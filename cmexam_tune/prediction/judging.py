@@ -49,7 +49,7 @@ def open_judge(source: loading.Source) -> Any:
 def judge_missing(file: ResumableFile, judge: Any, task: Task) -> None:
     """Judge the answers that the open file lacks, and put it in the order of the cases."""
     judgements = usage.counted(file, judge, _judgements(judge, task, file.known))
-    answering.write(file, judgements, task.keys)
+    answering.write(file, judgements, task.keys, "judge")
 
 
 def _judgements(judge: Any, task: Task, known: frozenset[str]) -> Iterator[Judgement]:

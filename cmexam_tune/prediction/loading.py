@@ -9,7 +9,7 @@ from cmexam_tune.core import variants
 from cmexam_tune.core.config import Config, load_config
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.families import Loaded
-from cmexam_tune.models import screen
+from cmexam_tune.screen import libraries
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ def open_source(source: str | Path | Config, overrides: Sequence[str] = ()) -> S
     Raises:
         UserError: there is no such run or recipe, or overrides that cannot be.
     """
-    screen.quiet()
+    libraries.quiet()
     if isinstance(source, Config):
         if overrides:
             raise ConfigError("overrides change a recipe; with a Config use dataclasses.replace.")

@@ -30,7 +30,7 @@ def tables(report: FullReport) -> list[Table]:
         *([cut_off(report)] if any(one.cut for one in report.cut.values()) else []),
         *([intervals(report)] if report.intervals else []),
         *([_scores("Runs", columns, report.runs)] if report.runs else []),
-        *([_scores("The same outputs by every profile", columns, report.profiles)] if report.profiles else []),
+        *([by_profile(report)] if report.profiles else []),
         *([bridges(tuple(report.bridges.values()))] if report.bridges else []),
         *([summary(report)] if report.summary else []),
         *([agreement(report)] if report.agreement else []),
@@ -49,6 +49,12 @@ def headline(report: FullReport) -> Table:
     """Return what the program prints: the run, or several runs or profiles beside each other."""
     scores = report.runs or report.profiles or {report.name: report.overall}
     return _scores("", COLUMNS, scores)
+
+
+def by_profile(report: FullReport) -> Table:
+    """Return the outputs of the first run as every profile scores them."""
+    title = "The same outputs by every profile" if len(report.runs) < 2 else f"{report.name} by every profile"
+    return _scores(title, _columns(report.overall), report.profiles)
 
 
 def _columns(overall: Scores) -> tuple[str, ...]:

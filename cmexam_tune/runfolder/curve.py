@@ -15,26 +15,45 @@ def points(log: Sequence[Mapping[str, Any]], name: str) -> list[tuple[int, float
 
 
 def text(log: Sequence[Mapping[str, Any]]) -> str:
-    """Return the training loss as lines of characters; empty for fewer than two points."""
-    curve = points(log, "loss")
-    if len(curve) < 2:
+    """Return training (`*`) and validation loss (`o`) as lines of characters; empty where nothing was logged."""
+    trained, held_out = points(log, "loss"), points(log, "eval_loss")
+    if not trained:
         return ""
-    columns = _columns(curve)
-    low, high = min(columns), max(columns)
-    rows = [min(int((high - value) / (high - low or 1) * HEIGHT), HEIGHT - 1) for value in columns]
-    lines = ["".join("*" if row == level else " " for row in rows).rstrip() for level in range(HEIGHT)]
+    every = [*trained, *held_out]
+    if len({step for step, _ in every}) == 1:
+        return f"loss: {trained[-1][1]:.4g} at step {trained[-1][0]}"
+    first, last = min(step for step, _ in every), max(step for step, _ in every)
+    marks = {place: ("*", value) for place, value in enumerate(_columns(trained, first, last)) if value is not None}
+    below = {_column(step, first, last): ("o", value) for step, value in held_out}
+    values = [value for _, value in (*marks.values(), *below.values())]
+    low, high = min(values), max(values)
+    canvas = [[" "] * WIDTH for _ in range(HEIGHT)]
+    for place, (mark, value) in (*marks.items(), *below.items()):
+        canvas[round((high - value) / (high - low or 1) * (HEIGHT - 1))][place] = mark
     labels = [f"{high:.3g}", *[""] * (HEIGHT - 2), f"{low:.3g}"]
-    body = [f"{label:>8} |{line}" for label, line in zip(labels, lines, strict=True)]
-    last = f"step {curve[-1][0]}"
-    return "\n".join(["training loss", *body, f"{'':>8} +{'-' * len(columns)}", f"{'':>10}{last:>{len(columns)}}"])
+    body = [f"{label:>8} |{''.join(line)}".rstrip() for label, line in zip(labels, canvas, strict=True)]
+    title = "loss: * training" + (", o validation" if held_out else "")
+    ends = f"step {first}", f"step {last}"
+    axis = f"{ends[0]}{ends[1]:>{WIDTH - len(ends[0])}}"
+    return "\n".join([title, *body, f"{'':>8} +{'-' * WIDTH}", f"{'':>10}{axis}"])
 
 
-def _columns(curve: Points) -> list[float]:
-    """Return the mean loss of each column."""
-    count = min(WIDTH, len(curve))
-    bounds = [round(i * len(curve) / count) for i in range(count + 1)]
-    parts = [curve[start:end] for start, end in itertools.pairwise(bounds)]
-    return [sum(value for _, value in part) / len(part) for part in parts]
+def _column(step: int, first: int, last: int) -> int:
+    return round((step - first) / (last - first or 1) * (WIDTH - 1))
+
+
+def _columns(curve: Points, first: int, last: int) -> list[float | None]:
+    """Return the mean loss of each column; between two that have one, what lies on the line between them."""
+    found: dict[int, list[float]] = {}
+    for step, value in curve:
+        found.setdefault(_column(step, first, last), []).append(value)
+    means = sorted((place, sum(values) / len(values)) for place, values in found.items())
+    columns: list[float | None] = [None] * WIDTH
+    columns[means[0][0]] = means[0][1]
+    for (start, before), (end, after) in itertools.pairwise(means):
+        for place in range(start + 1, end + 1):
+            columns[place] = before + (after - before) * (place - start) / (end - start)
+    return columns
 
 
 def svg(log: Sequence[Mapping[str, Any]]) -> str:
@@ -62,6 +81,9 @@ def svg(log: Sequence[Mapping[str, Any]]) -> str:
     ]
     for number, (name, (colour, curve)) in enumerate((n, c) for n, c in curves.items() if c[1]):
         places = [f"{left + wide * s / last:.1f},{top + tall * (high - v) / span:.1f}" for s, v in curve]
+        if len(places) <= WIDTH:
+            spots = (place.split(",") for place in places)
+            lines += [f'<circle cx="{x}" cy="{y}" r="2.5" fill="{colour}"/>' for x, y in spots]
         lines.append(f'<polyline points="{" ".join(places)}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
         lines.append(f'<text x="{left + 10 + 130 * number}" y="20" fill="{colour}">{name}</text>')
     return "\n".join([*lines, "</svg>\n"])

@@ -1,18 +1,21 @@
-"""What a run tells while it goes: log.jsonl, a progress bar, and the answer to signals."""
+"""What a run tells while it goes: log.jsonl, its progress, and the answer to signals."""
 
 import contextlib
 import json
+import resource
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
-from tqdm import tqdm
+import torch
 from transformers import TrainerCallback
+
+from cmexam_tune.screen.progress import Progress, duration
 
 if TYPE_CHECKING:
     from cmexam_tune.training.evaluation import ExamTrainer
@@ -54,6 +57,11 @@ class JsonlLog(TrainerCallback):
                     kept.append(line + "\n")
         self.path.write_text("".join(kept), encoding="utf-8")
 
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        """Log the first and the last step too, so that a short run has a curve."""
+        control.should_log = control.should_log or state.global_step in (1, state.max_steps)
+        return control
+
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Append one entry."""
         if not state.is_world_process_zero:
@@ -63,43 +71,61 @@ class JsonlLog(TrainerCallback):
             handle.write(json.dumps(entry) + "\n")
 
 
-class Progress(TrainerCallback):
-    """A bar on standard error with loss, tokens per second and time left."""
+class Screen(TrainerCallback):
+    """Shows how far training is, with loss, learning rate and memory; as a context it takes its bar away at the end."""
 
     def __init__(self, trainer: "ExamTrainer") -> None:
         self.trainer = trainer
-        self._bar: Any = None
-        self._started, self._tokens, self._loss = 0.0, 0, 0.0
+        self._progress: Progress | None = None
+        self._started, self._tokens = 0.0, 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Open the bar at the step that is resumed from."""
+        """Begin at the step that is resumed from."""
         self._started, self._tokens = time.monotonic(), self.trainer.tokens_done
-        if state.is_world_process_zero:
-            self._bar = tqdm(
-                total=state.max_steps, initial=state.global_step, unit="step", desc="train", disable=args.disable_tqdm
-            )
+        self._progress = Progress("train", "steps", state.max_steps, state.global_step, not args.disable_tqdm)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Move the bar."""
-        if self._bar is None:
-            return
-        seconds = max(time.monotonic() - self._started, 1e-9)
-        rate = (self.trainer.tokens_done - self._tokens) / seconds
-        self._bar.set_postfix_str(f"loss {self.trainer.last_loss:.4f}, {rate:,.0f} tokens/s", refresh=False)
-        self._bar.update(state.global_step - self._bar.n)
+        """Count the step."""
+        if self._progress is not None:
+            rate = f"lr {kwargs['optimizer'].param_groups[0]['lr']:.1e}"
+            self._progress.move(state.global_step - self._progress.done, f"{self._loss()}, {rate}, {self._use()}")
 
     def on_evaluate(
         self, args: Any, state: Any, control: Any, metrics: dict[str, float] | None = None, **kwargs: Any
     ) -> None:
-        """Print what an evaluation has found."""
-        if self._bar is not None:
+        """Tell what an evaluation has found."""
+        if self._progress is not None:
             shown = [EVALUATED[name].format(value) for name, value in (metrics or {}).items() if name in EVALUATED]
-            self._bar.write(f"step {state.global_step}: {', '.join(shown)}", file=sys.stderr)
+            self._progress.say(f"step {state.global_step}: {', '.join(shown)}")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Close the bar."""
-        if self._bar is not None:
-            self._bar.close()
+        """Tell what it came to."""
+        if self._progress is not None:
+            self._progress.close()
+            took = duration(time.monotonic() - self._started)
+            steps = f"{state.global_step:,} of {state.max_steps:,} steps"
+            self._progress.say(f"trained {steps} in {took}: last {self._loss()}, {self._use()}")
+
+    def _loss(self) -> str:
+        return f"loss {self.trainer.last_loss:.4f}"
+
+    def _use(self) -> str:
+        rate = (self.trainer.tokens_done - self._tokens) / max(time.monotonic() - self._started, 1e-9)
+        return f"{peak_memory() / 2**30:.1f} GiB, {rate:,.0f} tokens/s"
+
+    def __enter__(self) -> "Screen":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._progress is not None:
+            self._progress.close()
+
+
+def peak_memory() -> int:
+    """Return the most bytes that this process has held: of its card, without one of the machine."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_reserved()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 class StopOnRequest(TrainerCallback):

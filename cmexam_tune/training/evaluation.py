@@ -10,6 +10,7 @@ import numpy
 import torch
 
 from cmexam_tune.batching.batches import Plan, spread
+from cmexam_tune.screen.progress import Progress
 from cmexam_tune.training import processes
 from cmexam_tune.training.trainer import StepTrainer
 
@@ -69,6 +70,7 @@ class ExamTrainer(StepTrainer):
         mine = questions if self.zero3 else questions[args.process_index :: args.world_size]
         right = {question.id: question.answer for question in mine}
         answers = self.family.answer(self.loaded, mine, self.config) if mine else iter(())
+        answers = Progress("exam accuracy", "questions", len(mine), patience=5).each(answers)
         hits = sum(prediction.answer == right[prediction.question_id] for prediction in answers)
         if not self.zero3:
             hits = int(processes.total((float(hits),), args.device)[0])

@@ -9,11 +9,11 @@ import torch
 from transformers import (
     EarlyStoppingCallback,
     PrinterCallback,
-    ProgressCallback,
     TrainingArguments,
     get_scheduler,
     set_seed,
 )
+from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 
 from cmexam_tune.batching import encoding
 from cmexam_tune.batching.data import Data, encoded_questions, mixture
@@ -114,7 +114,8 @@ def _steps(run: runs.Run, trainer: ExamTrainer, resume: Path | None) -> dict[str
     first = trainer.args.process_index == 0
     if resume is not None and first:
         cli.note(f"resuming from {resume}")
-    with callbacks.signals(trainer):
+    with callbacks.signals(trainer), callbacks.Screen(trainer) as screen:
+        trainer.add_callback(screen)
         result = trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
         if not trainer.interrupted and run.config.training.arguments.get("load_best_model_at_end"):
             trainer.load_best()
@@ -202,10 +203,9 @@ def _trainer(run: runs.Run, args: TrainingArguments, model: tuple[Family, Loaded
         with contextlib.suppress(OSError):
             run.path.rmdir()
         raise ConfigError(f"training: {first_line(error)}") from None
-    trainer.remove_callback(ProgressCallback)
+    trainer.remove_callback(DEFAULT_PROGRESS_CALLBACK)  # another class in a notebook
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(callbacks.JsonlLog(run.path / runs.LOG))
-    trainer.add_callback(callbacks.Progress(trainer))
     trainer.add_callback(callbacks.StopOnRequest(trainer))
     if run.config.training.early_stopping_patience is not None:
         trainer.add_callback(EarlyStoppingCallback(run.config.training.early_stopping_patience))
@@ -242,7 +242,7 @@ def _finish(run: runs.Run, trainer: ExamTrainer, method: Method, metrics: dict[s
         with files.atomic_write(run.path / "loss.svg") as handle:
             handle.write(curve.svg(run.log))
         (run.path / f".{runs.STATE}").replace(run.path / runs.STATE)
-        if not args.disable_tqdm:
+        if not args.disable_tqdm and not cli.in_notebook():
             cli.note(curve.text(run.log))
     processes.barrier()
     return runs.Run(run.path, run.config, metrics)

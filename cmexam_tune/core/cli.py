@@ -57,8 +57,7 @@ def say(text: str = "") -> None:
 
 def in_notebook() -> bool:
     """Return whether this runs in a notebook, which shows standard error in red."""
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    return getattr(shell, "kernel", None) is not None
+    return getattr(getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)(), "kernel", None) is not None
 
 
 def note(text: str) -> None:

@@ -6,8 +6,9 @@ FROM python:3.11-slim
 ARG TORCH=cpu
 RUN apt-get update && apt-get install -y --no-install-recommends build-essential make numactl && rm -rf /var/lib/apt/lists/*
 WORKDIR /work
-# PyTorch first, by the card: the wheels of pip's default index are built for cards newer than V100.
-RUN pip install --no-cache-dir torch --index-url https://download.pytorch.org/whl/${TORCH}
 COPY . /opt/cmexam_tune
-RUN pip install --no-cache-dir "/opt/cmexam_tune[serve,endpoint]"
+# PyTorch first, by the card: the wheels of pip's default index are built for cards newer than V100.
+RUN pip install --no-cache-dir "$(grep ^torch== /opt/cmexam_tune/constraints.txt)" \
+    --index-url https://download.pytorch.org/whl/${TORCH}
+RUN pip install --no-cache-dir -c /opt/cmexam_tune/constraints.txt "/opt/cmexam_tune[serve,endpoint]"
 CMD ["cmexam-tune", "--help"]

@@ -21,7 +21,7 @@ grows line by line, and a killed run goes on where it was. OUT/judge.json, .md, 
 
 examples:
   cmexam-tune judge --predictions chatglm.jsonl qwen.jsonl --cases CMB-Clin-qa.cases.jsonl \\
-      --config judge_gpt4.yaml judge_qwen.yaml --out runs/judged
+      --config zeroshot_gpt4_cmb.yaml zeroshot_qwen_cmb.yaml --out runs/judged
   cmexam-tune judge --predictions chatglm.jsonl --cases C.cases.jsonl --export sheet.xlsx --sample 320
   cmexam-tune judge --predictions chatglm.jsonl --cases C.cases.jsonl --import sheet.xlsx --out runs/judged
   cmexam-tune judge ... --also reversed no_reference     how far the order of the axes and the reference move scores"""

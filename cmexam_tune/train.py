@@ -47,7 +47,8 @@ def train(
         raise ConfigError("overrides change a recipe; with a Config use dataclasses.replace.")
     run = starting.prepare(config, overwrite, resume)
     if run.finished and not overwrite:
-        cli.note(f"{run.path}: this run has finished; nothing to do. --overwrite trains it again.")
+        if os.environ.get("RANK", "0") == "0":
+            cli.note(f"{run.path}: this run has finished; nothing to do. --overwrite trains it again.")
         return run
     questions, validation = question_files(config)
     _warn_of_leaks(config)

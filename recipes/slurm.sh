@@ -5,6 +5,7 @@
 #   sbatch recipes/slurm.sh --config full_disc_medllm_cmb.yaml training.deepspeed=zero3 out=/shared/runs/disc
 # `out` must be a folder that all machines share.
 set -euo pipefail
+export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1} # srun has not taken it from sbatch since Slurm 22.05
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 srun torchrun --nnodes "$SLURM_NNODES" --nproc_per_node "$SLURM_GPUS_ON_NODE" --rdzv_id "$SLURM_JOB_ID" \
   --rdzv_backend c10d --rdzv_endpoint "$head:29500" -m cmexam_tune.train "$@"

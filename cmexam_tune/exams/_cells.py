@@ -21,11 +21,13 @@ _LETTER = "[A-Za-zＡ-Ｚａ-ｚ]"
 _MARK = r"(?:[.．、:：)）]\s*|\s+[、．:：]\s*|\s+)"
 _OPTION = re.compile(rf"\s*[(（]?({_LETTER})(?:{_MARK}(.*)|$)", re.DOTALL)
 _UNMARKED = re.compile(rf"\s*({_LETTER})([^\x00-\x7fＡ-Ｚａ-ｚ].*)", re.DOTALL)
+_PLAIN_TEXT = r" +([^\s、．:：](?:[^\n]*\S)?)[^\S\n]*"
 _PLAIN = re.compile(
-    r"A +([^\s、．:：][^\n]*)\nB +([^\s、．:：][^\n]*)"
-    + "".join(rf"(?:\n{letter} +([^\s、．:：][^\n]*)" for letter in _LETTERS[MIN_OPTIONS:])
+    f"A{_PLAIN_TEXT}\nB{_PLAIN_TEXT}"
+    + "".join(f"(?:\n{letter}{_PLAIN_TEXT}" for letter in _LETTERS[MIN_OPTIONS:])
     + ")?" * (MAX_OPTIONS - MIN_OPTIONS)
 )
+_MARKED = re.compile("[、．:：]").match
 # Only before the next option: option texts may hold `\nu` and the like.
 _LITERAL_BREAK = re.compile(rf"(?:\\r)?\\n(?=\s*(?:[(（]?{_LETTER}(?:{_MARK}|[^\x00-\x7f])|[A-Z]?$))")
 _SEPARATORS = re.compile(r"[\s,;:/|.、。\[\]'\"()和与及&+-]|答案")
@@ -46,11 +48,11 @@ class Cells:
         if value is None:
             return None
         text = str(value).strip()
-        if len(text) > _LONGEST_MISSING:
+        if len(text) > _LONGEST_MISSING or text.lower() not in missing:
             return text
-        if text and text.lower() in missing:
+        if text:
             self.repairs.append("the word nan or null as a missing value")
-        return None if text.lower() in missing else text
+        return None
 
     def stem(self, value: object) -> str:
         """Return the question's text.
@@ -178,7 +180,7 @@ def check_answer(answer: str, options: Mapping[str, str]) -> None:
     Raises:
         Unreadable: it does.
     """
-    if not set(answer) <= set(options):
+    if answer not in options and not set(answer) <= set(options):
         raise Unreadable("answer letter with no option")
 
 
@@ -192,12 +194,15 @@ def _plain_options(value: object) -> dict[str, str] | None:
     """Return options written as nearly all are, `A text` lines or A, B, C as keys; None where more must be done."""
     if isinstance(value, str):
         found = _PLAIN.fullmatch(value)
-        return dict(zip(_LETTERS, map(str.strip, filter(None, found.groups())), strict=False)) if found else None
-    if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
+        return dict(zip(_LETTERS, filter(None, found.groups()), strict=False)) if found else None
+    if not isinstance(value, dict) or not MIN_OPTIONS <= len(value) <= MAX_OPTIONS:
         return None
-    options = {key: text.strip() for key, text in value.items()}
-    usual = MIN_OPTIONS <= len(options) <= MAX_OPTIONS and not any(text[:1] in "、．:：" for text in options.values())
-    return options if usual and "".join(options) == _LETTERS[: len(options)] else None
+    try:
+        texts = list(map(str.strip, value.values()))
+    except TypeError:
+        return None
+    usual = "".join(value) == _LETTERS[: len(texts)] and all(texts) and not any(map(_MARKED, texts))
+    return dict(zip(value, texts, strict=True)) if usual else None
 
 
 def _letter(key: str) -> str:

@@ -35,7 +35,8 @@ class Found:
                 self._columns[field] = columns
         self.facets = [(f.removeprefix("facet:"), c[0]) for f, c in self._columns.items() if f.startswith("facet:")]
         self._options = self._columns.get("options", ())
-        self._single = {field: columns[0] for field, columns in self._columns.items()}
+        self.column: dict[str, Any] = {field: self._columns.get(field, (None,))[0] for field in wanted}
+        """The first column of each field, None where the file has none: `item.get(None)` is None."""
         self.used = {column for columns in self._columns.values() for column in columns}
 
     def _resolve(self, name: str) -> tuple[str, ...]:
@@ -63,7 +64,7 @@ class Found:
 
     def has(self, field: str) -> bool:
         """Whether there is a column for the field."""
-        return field in self._single
+        return self.column[field] is not None
 
     def value(self, column: str, item: Mapping[str, Any]) -> Any:
         """Return the cell of a column."""
@@ -71,8 +72,7 @@ class Found:
 
     def one(self, field: str, item: Mapping[str, Any]) -> Any:
         """Return the cell of a field, None where the file has no such column."""
-        column = self._single.get(field)
-        return None if column is None else item.get(column)
+        return item.get(self.column[field])
 
     def options(self, item: Mapping[str, Any]) -> Any:
         """Return the cell with all options, or letter -> cell where each has its own column."""

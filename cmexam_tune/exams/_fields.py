@@ -212,8 +212,8 @@ class _File:
     def _question(self, name: str, cells: Cells, item: Mapping[str, Any], found: Found, further: Any) -> Question:
         if _tables.EXTRA_CELLS in item:
             raise Unreadable("more cells than columns")
-        stem = cells.stem(found.one("stem", item))
-        answer_cell = found.one("answer", item)
+        column, get = found.column, item.get
+        stem, answer_cell = cells.stem(get(column["stem"])), get(column["answer"])
         answer = None if self.fields.answer_as != "letters" else self._answer(name, cells, answer_cell, found)
         options = cells.options(found.options(item))
         if self.fields.answer_as != "letters":
@@ -222,13 +222,13 @@ class _File:
         if answer is not None:
             check_answer(answer, options)
         facets = {facet: text for facet, column in found.facets if (text := cells.text(found.value(column, item)))}
-        kind = self._kind(cells.text(found.one("kind", item)), facets)
-        if case := cells.text(found.one("case", item)):
+        kind = self._kind(cells.text(get(column["kind"])), facets)
+        if case := cells.text(get(column["case"])):
             stem = stem if stem.startswith(case) else f"{case}\n{stem}"
-        if group := cells.text(found.one("group", item)) or case:
+        if group := cells.text(get(column["group"])) or case:
             facets[GROUP] = group_label(group)
         facets.update(further(item))
-        return Question(name, stem, options, answer, cells.text(found.one("explanation", item)), kind, facets)
+        return Question(name, stem, options, answer, cells.text(get(column["explanation"])), kind, facets)
 
     def _kind(self, printed: str | None, facets: dict[str, str]) -> Kind | None:
         if not printed:
@@ -245,9 +245,10 @@ class _File:
             if joined and own and joined != own:
                 raise Unreadable("answer differs from the file of answers")
             own = joined or own
-        unpublished = self.fields.answers == "unpublished" or not found.has("answer")
-        if own is None and (self.published is not None or not unpublished):
-            raise Unreadable(NO_ANSWER)
+        if own is None:
+            unpublished = self.fields.answers == "unpublished" or not found.has("answer")
+            if self.published is not None or not unpublished:
+                raise Unreadable(NO_ANSWER)
         return own
 
 

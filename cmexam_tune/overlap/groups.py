@@ -12,17 +12,18 @@ class Cases:
     """The cases of one file: which of its questions share theirs with another."""
 
     def __init__(self) -> None:
-        self._places: dict[int, list[tuple[int, int]]] = {}
+        self._places: dict[int, list[tuple[int, str]]] = {}
 
     def add(self, place: int, question: Question) -> None:
         """Remember the question at `place`, unless the exam has grouped it."""
         alone = len(question.stem) <= SHORTEST_CASE or GROUP in question.facets
         if not alone and (case := case_of(question.stem)):
-            self._places.setdefault(hash(case), []).append((place, hash(plain(question.stem))))
+            self._places.setdefault(hash(case), []).append((place, question.stem))
 
     def shared(self) -> dict[int, int]:
         """Return place -> number of its group (from 0), for questions that share their case."""
-        groups = [places for places in self._places.values() if len({stem for _, stem in places}) > 1]
+        several = (places for places in self._places.values() if len({stem for _, stem in places}) > 1)
+        groups = [places for places in several if len({plain(stem) for _, stem in places}) > 1]
         return {place: number for number, places in enumerate(groups) for place, _ in places}
 
 

@@ -277,7 +277,7 @@ class Decoder:
         ids, mask = left_padded(rows, self.pad, self.model.device, start.ids if start else ())
         own, self.model.generation_config = self.model.generation_config, chosen
         try:
-            with inference(self.model):
+            with writing.explained(self.config), inference(self.model):
                 past = start.rows(len(rows) * int(chosen.num_beams or 1)) if start else cache.empty(self.model)
                 out = self.model.generate(
                     input_ids=ids,

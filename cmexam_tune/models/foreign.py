@@ -6,6 +6,7 @@ from typing import Any
 
 from cmexam_tune.core import documents
 from cmexam_tune.core.errors import UserError
+from cmexam_tune.core.variants import suggest
 
 SMALL = (
     "config.json", "generation_config.json", "adapter_config.json", "tokenizer_config.json", "special_tokens_map.json",
@@ -19,6 +20,26 @@ SIZES = (
 )  # fmt: skip
 """Keys of config.json that make a network: numbers, none of which is small enough to be computed for ever."""
 LAYERS, MOST = 1000, 100_000_000
+
+
+def check_place(name: str) -> None:
+    """Refuse a model that is neither on this disk nor named like one on the hub.
+
+    Raises:
+        UserError: a file, or a folder that is not there.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir() or (not path.exists() and name.count("/") == 1 and not name.startswith(("/", ".", "~"))):
+        return
+    if path.exists():
+        raise UserError(
+            f"model.model_name_or_path={name}: a file, not a folder. Name the folder that holds config.json."
+        )
+    near = suggest(path.name, [other.name for other in path.parent.iterdir()]) if path.parent.is_dir() else ""
+    raise UserError(
+        f"model.model_name_or_path={name}: no such folder{near or '.'} Name the folder that holds the weights (with "
+        f"config.json), or a model of the hub (owner/name). Relative paths start at {Path.cwd()}."
+    )
 
 
 def check(folder: Path) -> None:
@@ -50,10 +71,11 @@ def _check_sizes(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def _check_ends(path: Path, values: Mapping[str, Any]) -> None:
-    ends = values.get("eos_token_id")
-    for end in ends if isinstance(ends, list) else [ends]:
-        if end is not None and (isinstance(end, bool) or not isinstance(end, int)):
-            raise UserError(f"{path}: eos_token_id is {ends!r:.40}, numbers of tokens are needed.")
+    for key in [key for key in values if key.endswith("_token_id") or key == "num_image_tokens"]:
+        ids = values[key]
+        for one in ids if isinstance(ids, list) else [ids]:
+            if one is not None and (isinstance(one, bool) or not isinstance(one, int) or not -1 <= one <= MOST):
+                raise UserError(f"{path}: {key} is {ids!r:.40}, numbers of tokens are needed.")
 
 
 def _check_index(path: Path, values: Mapping[str, Any]) -> None:

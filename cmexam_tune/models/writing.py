@@ -1,7 +1,8 @@
 """What `generate` is given: settings, stop strings, and the answers that are legal where only those may be written."""
 
+import contextlib
 import string
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +16,8 @@ from transformers import (
 
 from cmexam_tune import prompts
 from cmexam_tune.core.config import Config
-from cmexam_tune.core.errors import ConfigError
+from cmexam_tune.core.config.ranges import RANGES
+from cmexam_tune.core.errors import ConfigError, first_line
 from cmexam_tune.models.legal import Node, walk
 from cmexam_tune.models.precision import check_numbers
 
@@ -49,9 +51,28 @@ def settings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config:
         del defaults["max_new_tokens"]
     try:
         chosen: GenerationConfig = library(**{**defaults, **wanted, "return_dict_in_generate": False})
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise ConfigError(f"generation: {error}") from None
     return chosen
+
+
+@contextlib.contextmanager
+def explained(config: Config) -> Iterator[None]:
+    """Blame what transformers' `generate` raises on its rarer settings, if it was given any.
+
+    Raises:
+        ConfigError: names them.
+    """
+    unusual = config.generation.arguments.keys() - {*RANGES["generation"], "do_sample", "use_cache"}
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except (ValueError, TypeError, LookupError, RuntimeError, AttributeError) as error:
+        if not unusual or config.generation.mode != "generate":
+            raise
+        names = ", ".join(f"generation.{name}" for name in sorted(unusual))
+        raise ConfigError(f"{names}: transformers cannot write with it ({first_line(error)}).") from error
 
 
 def room(config: Config) -> int:

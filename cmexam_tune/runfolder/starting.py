@@ -5,16 +5,21 @@ moved aside, comes back if the new one fails before its first step, and is delet
 """
 
 import contextlib
+import reprlib
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from cmexam_tune import prompts
 from cmexam_tune.core import cli, files
 from cmexam_tune.core.config import Config, parse_config, read_yaml
 from cmexam_tune.core.errors import ConfigError, UserError
+from cmexam_tune.models import foreign
 from cmexam_tune.runfolder import runs
 
+SHOWN = 5
+"""Differences that are named."""
 CACHE = "cache"
 """Encoded questions; a command that was refused may leave them, for the next one to find."""
 # Changing these does not make it another experiment: they say how often to look, not what is computed.
@@ -46,17 +51,34 @@ def prepare(config: Config, overwrite: bool = False, resume: bool = False) -> ru
     if _empty(held):
         if resume:
             raise UserError(f"out={path}: there is no run to resume. Leave out --resume to start it.")
+        _check_names(config)
         return runs.Run(path, config)
     if overwrite:
+        _check_names(config)
         _check_replaceable(held, config)
         return runs.Run(path, config)
     found = open_run_or_refuse(held)
     if different := _differences(found.config, config):
+        _check_names(config)
+        more = f"; and {len(different) - SHOWN} more" if len(different) > SHOWN else ""
         raise UserError(
-            f"out={path} holds another experiment; it differs in {'; '.join(different)}. "
+            f"out={path} holds another experiment; it differs in {'; '.join(different[:SHOWN])}{more}. "
             "Choose another out=..., or add --overwrite to replace it."
         )
     return runs.Run(path, config, found.metrics)
+
+
+def _check_names(config: Config) -> None:
+    """Refuse a slip in the command, which would otherwise be called another experiment.
+
+    Raises:
+        UserError: a style or template that is unknown, or a model that is not there.
+    """
+    prompts.style_of(config.prompt)
+    if config.prompt.template != "auto":
+        prompts.template(config.prompt.template)
+    if config.model.family != "endpoint":
+        foreign.check_place(config.model.model_name_or_path)
 
 
 def _empty(path: Path) -> bool:
@@ -92,7 +114,7 @@ def _differences(old: Config, new: Config) -> list[str]:
     """Return `key: old -> new` for everything that makes another experiment."""
     before, after = _experiment(runs.absolute(old)), _experiment(new)
     keys = sorted(key for key in {*before, *after} if before.get(key) != after.get(key))
-    return [f"{key}: {before.get(key)!r} there, {after.get(key)!r} here" for key in keys]
+    return [f"{key}: {reprlib.repr(before.get(key))} there, {reprlib.repr(after.get(key))} here" for key in keys]
 
 
 def _experiment(config: Config) -> dict[str, Any]:
@@ -144,6 +166,13 @@ def writing(run: runs.Run, overwrite: bool, facts: tuple[str, int]) -> Iterator[
         runs.begin(run, *facts)
         try:
             yield lambda: shutil.rmtree(old, ignore_errors=True)
+        except UserError:
+            if _empty(path):  # refused before its first step
+                for name in (runs.CONFIG, runs.ENVIRONMENT):
+                    (path / name).unlink()
+                with contextlib.suppress(OSError):
+                    path.rmdir()
+            raise
         finally:
             _restore(path)
 

@@ -3,6 +3,7 @@
 import ast
 import functools
 import importlib.util
+import operator
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,18 +11,19 @@ from typing import Any
 
 from cmexam_tune.core.errors import ConfigError
 
-_SCALARS: dict[str, Any] = {"int": int, "float": float, "bool": bool, "str": str}
+_KINDS: dict[str, Any] = {
+    "int": int, "float": float, "bool": bool, "str": str, "None": None, "dict": Mapping, "list[str]": tuple[str, ...],
+    "list[int]": tuple[int, ...], "list[list[int]]": tuple[tuple[int, ...], ...],
+}  # fmt: skip
 
 
 @functools.cache
 def training() -> Mapping[str, Any]:
-    """Return the fields of `transformers.TrainingArguments` with their types (Any: more than one scalar fits)."""
+    """Return the fields of `transformers.TrainingArguments` with their types (Any: no type of YAML)."""
     found: dict[str, Any] = {}
     for node in _body("training_args.py", "TrainingArguments"):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            first, *rest = (part.strip() for part in ast.unparse(node.annotation).split("|"))
-            scalar = _SCALARS.get(first, Any)
-            found[node.target.id] = scalar if not rest else scalar | None if rest == ["None"] else Any
+            found[node.target.id] = _type(ast.unparse(node.annotation))
     del found["output_dir"]
     return found
 
@@ -36,10 +38,18 @@ def generation() -> Mapping[str, Any]:
         found[name] = Any
     docstring = body[0].value if isinstance(body[0], ast.Expr) else None
     text = str(docstring.value) if isinstance(docstring, ast.Constant) else ""
-    for name, kind in re.findall(r"^ +(\w+):? \(`(\w+)`(?:, [^)]*)?\):", text, re.MULTILINE):
-        if name in found and kind in _SCALARS:
-            found[name] = _SCALARS[kind] | None
+    for name, kind in re.findall(r"^ +(\w+):? \((`[^)]*)\):", text, re.MULTILINE):
+        if name in found:
+            found[name] = _type(kind.partition("*optional*")[0]) | None
     return found
+
+
+def _type(text: str) -> Any:
+    """Return what an annotation such as `dict[str, Any] | str | None` says, or a docstring's `int` or `list[int]`."""
+    text = re.sub(r"dict\[[^]]*\]", "dict", text)
+    names = re.findall(r"dict|list\[list\[int\]\]|list\[\w+\]|\b(?:int|float|bool|str|None)\b", text)
+    kinds = tuple(_KINDS[name] for name in names if name in _KINDS)
+    return functools.reduce(operator.or_, kinds) if {*kinds} - {None} else Any
 
 
 def _body(file: str, name: str) -> list[ast.stmt]:

@@ -34,9 +34,11 @@ class Range(NamedTuple):
 
 
 _COUNT, _SHARE, _LENGTH = Range(1, 10**9), Range(0, 1, below=True), Range(1, 10**6)
+_ANY = Range(-(10**9), 10**9)  # what has no range of its own; beyond it is a slip, and overflows in a library
 RANGES: Mapping[str, Mapping[str, Range]] = {
     "data": {"max_train_samples": _COUNT, "max_eval_samples": _COUNT, "num_workers": Range(1, 1024)},
     "prompt": {"max_source_length": _LENGTH, "max_target_length": _LENGTH, "shots": Range(0, 100)},
+    "tuning": {"r": Range(1, 65_536), "num_virtual_tokens": Range(1, 65_536), "encoder_hidden_size": _LENGTH},
     "training": {
         "global_batch_size": _LENGTH, "max_tokens_per_batch": _COUNT, "early_stopping_patience": _COUNT,
         "learning_rate": Range(0, 100, above=True), "weight_decay": Range(0, 100), "max_grad_norm": Range(0, 10**6),
@@ -57,15 +59,15 @@ RANGES: Mapping[str, Mapping[str, Range]] = {
         "top_p": Range(0, 1, above=True), "top_k": Range(0, 10**6), "typical_p": Range(0, 1, above=True),
         "min_p": Range(0, 1), "repetition_penalty": Range(0, 100, above=True), "length_penalty": Range(-100, 100),
         "no_repeat_ngram_size": Range(0, 10**4), "num_return_sequences": Range(1, 1), "votes": Range(1, 1000),
-        "thinking_tokens": Range(0, 131_072),
+        "encoder_no_repeat_ngram_size": Range(0, 10**4), "thinking_tokens": Range(0, 131_072),
     },
 }  # fmt: skip
 
 
 def check(section: str, values: Mapping[str, Any], problems: Problems) -> None:
     """Add a problem for every number of a section that is outside its range."""
-    for name, possible in RANGES.get(section, {}).items():
-        value = values.get(name)
+    for name, value in values.items():
+        possible = RANGES[section].get(name, _ANY)
         if isinstance(value, int | float) and not isinstance(value, bool) and not possible.holds(value):
             problems.add(f"{section}.{name}", f"{value:g} is not possible, only {possible}")
     if section == "generation" and values.get("do_sample") is None:

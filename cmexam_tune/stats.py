@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
-from cmexam_tune.core import cli, jsonl
+from cmexam_tune.core import cli, documents, jsonl
 from cmexam_tune.core.errors import DataError, UserError
 from cmexam_tune.core.files import sha256
 from cmexam_tune.core.schema import Question
@@ -113,15 +113,15 @@ def _add_dropped(path: Path, tally: Tally) -> int:
     if not path.name.endswith(_SUFFIX) or not beside.exists():
         return 0
     try:
-        report = json.loads(beside.read_text(encoding="utf-8"))
+        report = documents.read_json(beside, "report of preprocess")
         items = [(row["stem"], row["answer"], row["explanation"]) for row in report["dropped_items"] if row["stem"]]
         if report["questions_sha256"] != sha256(path):
             cli.note(f"{beside}: belongs to another version of {path.name}, not used.")
             return 0
-    except (ValueError, KeyError, TypeError):
+        for item in items:
+            tally.add(*item)
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise DataError(f"{beside}: not a report of preprocess. Run preprocess again, or move it away.") from None
-    for item in items:
-        tally.add(*item)
     if items:
         cli.note(f"{path}: {len(items):,} dropped row(s) of the exam file added, from {beside.name}.")
     return len(items)

@@ -21,7 +21,7 @@ OPTIONS = {"A": "甲", "B": "乙", "C": "丙", "D": "丁", "E": "戊"}
 EXPERIMENT: dict[str, Any] = {
     "data": {"train": ["q.jsonl"]},
     "prompt": {"style": "answer", "max_source_length": 256, "max_target_length": 32},
-    "model": {"family": "llama", "model_name_or_path": "no-such-weights"},
+    "model": {"family": "llama", "model_name_or_path": "weights"},
     "tuning": {"method": "lora", "r": 8, "lora_alpha": 16, "lora_dropout": 0.0},
     "training": {"learning_rate": 1e-4, "max_steps": 1},
     "out": "run",
@@ -41,6 +41,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "good.yaml").write_text(json.dumps(EXPERIMENT), encoding="utf-8")
     (folder / "empty").touch()
     (folder / "folder").mkdir()
+    (folder / "weights").mkdir()
     (folder / "folder" / "mine").write_text("mine")
     os.mkfifo(folder / "pipe")
     (folder / "loop").symlink_to(folder / "loop")
@@ -60,11 +61,31 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     aliases = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
         f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 12)
     )
+    _runs(folder)
     for name, text in {"bomb": aliases, "deep": DEEP[:5000], "list": "- a", "twice": "out: a\nout: b", "tab": "a:\n\t- b",
                        "itself": "extends: itself.yaml", "orphan": "extends: nowhere", "code": "a: !!python/name:os.system"
                        }.items():  # fmt: skip
         (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
     return folder
+
+
+def _runs(folder: Path) -> None:
+    """Write finished runs of which one file is damaged, and predictions whose note or lines are."""
+    card = {"family": "llama", "method": "lora", "base": "x", "base_adapter": None, "template": "none", "system": None,
+            "style": "answer", "num_virtual_tokens": None, "tokenizer": "0"}  # fmt: skip
+    good = {"config.yaml": json.dumps(EXPERIMENT), "adapter/cmexam_tune.json": json.dumps(card), "metrics.json": "{}"}
+    for name, (file, text) in BAD_RUNS.items():
+        run = folder / "runs" / name
+        (run / "adapter").mkdir(parents=True)
+        for path, content in {**good, file: text}.items():
+            (run / path).write_text(content, encoding="utf-8")
+    for name, (line, note) in BAD_NOTES.items():
+        (folder / f"note_{name}").write_text(line + "\n", encoding="utf-8")
+        (folder / f"note_{name}.meta.json").write_text(note, encoding="utf-8")
+    config = EXPERIMENT | {"data": {"train": [str(folder / "q.jsonl")]}}
+    (folder / "trained").mkdir()
+    (folder / "trained" / "config.yaml").write_text(json.dumps(config))
+    (folder / "trained" / "log.jsonl").write_text("")
 
 
 def question(number: int) -> dict[str, Any]:
@@ -84,6 +105,29 @@ BAD_QUESTIONS = [
     ("prediction.jsonl", "not a Question"), ("answer.jsonl", "answer 'Z'"), ("options.jsonl", "1 options"),
     ("kind.jsonl", "'x' is not a choice"), ("same.jsonl", "same.jsonl:2: duplicate id"), ("gbk.jsonl", "not UTF-8"),
     ("no_answer.jsonl", "no_answer.jsonl:1"), ("exam.csv", "cmexam-tune preprocess cmexam --input exam.csv"),
+]  # fmt: skip
+_GOOD_NOTE = json.dumps({"versions": {}, "config": {}, "result": {}})
+BAD_RUNS = {
+    "card_empty": ("adapter/cmexam_tune.json", ""), "card_deep": ("adapter/cmexam_tune.json", DEEP),
+    "card_list": ("adapter/cmexam_tune.json", "[]"), "card_lacks": ("adapter/cmexam_tune.json", "{}"),
+    "card_type": ("adapter/cmexam_tune.json", '{"family": []}'), "metrics_deep": ("metrics.json", DEEP),
+    "metrics_twice": ("metrics.json", '{"a": 1, "a": 2}'), "metrics_long": ("metrics.json", f'{{"a": {"9" * 6000}}}'),
+    "config_type": ("config.yaml", json.dumps({**EXPERIMENT, "model": []})), "config_nul": ("config.yaml", "\0"),
+}  # fmt: skip
+BAD_NOTES = {
+    "deep": ('{"question_id": "q:0", "text": ""}', DEEP), "list": ('{"question_id": "q:0", "text": ""}', "[]"),
+    "type": ('{"question_id": "q:0", "text": ""}', '{"versions": {}, "config": []}'),
+    "result": ('{"question_id": "q:0", "text": ""}', '{"versions": {}, "result": {"seconds": "x"}}'),
+    "no_text": ('{"question_id": "q:0"}', _GOOD_NOTE), "text": ('{"question_id": "q:0", "text": 1}', _GOOD_NOTE),
+    "line_deep": (DEEP, _GOOD_NOTE), "line_list": ("[]", _GOOD_NOTE),
+}  # fmt: skip
+BAD_TYPES = [
+    "training.debug=-1", "training.accelerator_config=0", "training.lr_scheduler_kwargs=[1]", "training.optim=5",
+    "training.report_to=[{}]", "training.label_names=[1]", "training.ddp_timeout=1e30", "training.local_rank=9999999999",
+    "training.eval_delay=1e30", "tuning.r=9999999999", "tuning.r=1e30", "generation.eos_token_id={}",
+    "generation.bad_words_ids=x", "generation.suppress_tokens={}", "generation.early_stopping=[]",
+    "generation.bos_token_id=1e30", "generation.encoder_no_repeat_ngram_size=9999999999", "generation.max_time=1e30",
+    "generation.watermarking_config=1", "generation.stop_strings={}", "generation.prefill_chunk_size=9999999999",
 ]  # fmt: skip
 BAD_OVERRIDES = [
     ("learning_rate=1e-4", "did you mean 'training.learning_rate'"), ("max_new_tokens=5", "'generation.max_new_tokens'"),
@@ -140,6 +184,17 @@ def cases() -> list[Case]:
         found += [(["stats", "--questions", path], message)]
         found += [([*evaluate[:4], path, *evaluate[5:]], message)]
     found += [([*train, word], message) for word, message in BAD_OVERRIDES]
+    found += [([*train, word], word.partition("=")[0]) for word in BAD_TYPES]
+    answer = ["predict", "--questions", "q.jsonl", "--out"]
+    found += [([*answer, "new", "--run", f"runs/{name}"], Path(file).name) for name, (file, _) in BAD_RUNS.items()]
+    found += [([*answer, f"note_{name}", "--config", "good.yaml"], f"note_{name}") for name in BAD_NOTES]
+    here = [*train, "out=trained"]
+    found += [
+        ([*here, "prompt.style=anwser"], "did you mean 'answer'"), ([*here, "prompt.template=vicunna"], "'vicuna'"),
+        ([*here, "model.model_name_or_path=./trainedd"], "no such folder, did you mean 'trained'"),
+        ([*here, "model.model_name_or_path=q.jsonl"], "a file"),
+        ([*here, "training.seed=1"], "another experiment; it differs in training.seed"),
+    ]  # fmt: skip
     for section, table in BAD_NUMBERS.items():
         found += [([*train, f"{section}.{k}={v}"], f"{section}") for k, values in table.items() for v in values]
     for name, message in (("bomb", "aliases"), ("deep", "too deep"), ("list", "must hold sections"),

@@ -439,6 +439,6 @@ def test_outputs_cut_while_thinking_are_counted_apart() -> None:
 
     texts = [("<think>我想", "length"), ("<think>好</think>答案: A 因", "length"), ("<think>好</think>A", None)]
     lines = [json.dumps({"question_id": "x", "text": text, "finish": finish}).encode() for text, finish in texts]
-    counts = resumable._counts(lines)
+    counts = resumable._counts([resumable._record(line, "") for line in lines])
     assert (counts["records"], counts["cut"], counts["cut_thinking"]) == (3, 2, 1)
     assert "1 of them while thinking (generation.thinking_tokens)" in answering.summary(counts)

@@ -13,7 +13,7 @@ from typing import Any
 from cmexam_tune.clinic import dialogues
 from cmexam_tune.clinic.judgements import Judged, Judgement
 from cmexam_tune.clinic.rubric import HIGH, LOW, Rubric
-from cmexam_tune.core import files
+from cmexam_tune.core import documents, files, jsonl
 from cmexam_tune.core.errors import DataError, UserError
 from cmexam_tune.core.schema import Case, Prediction
 
@@ -179,8 +179,9 @@ def _key_of(path: Path) -> dict[int, Place]:
         raise UserError(f"{path}: no {key_path(path).name} beside it, which says whose answers these are.")
     key = max(keys, key=lambda one: len(one.name))
     try:
-        return {place["row"]: Place(**place) for place in json.loads(key.read_text(encoding="utf-8"))}
-    except (ValueError, TypeError, KeyError, RecursionError):
+        places = [jsonl.from_object(Place, place, str(key)) for place in documents.read_json(key, "key", list)]
+        return {place.row: place for place in places}
+    except (UserError, AttributeError):
         raise DataError(f"{key}: is no key of a sheet. Export the sheet again.") from None
 
 

@@ -85,5 +85,5 @@ def run(main: Callable[[Sequence[str]], int | None], argv: Sequence[str] | None 
 
 
 def _stop(message: str, status: int) -> NoReturn:
-    note(message)
+    note("\n".join(line if len(line) <= 1000 else f"{line[:900]} ... {line[-90:]}" for line in message.splitlines()))
     sys.exit(status)

@@ -219,16 +219,8 @@ def explain(error: OSError) -> str | None:
     """Return one message for an error of the system that the caller can mend, None for any other."""
     full, elsewhere = "Free some space or choose another folder", "Choose another path, or ask its owner"
     remedies = dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), full)
-    for number in (
-        errno.EACCES,
-        errno.EPERM,
-        errno.EROFS,
-        errno.ENAMETOOLONG,
-        errno.ELOOP,
-        errno.ENOTDIR,
-        errno.EISDIR,
-    ):
-        remedies[number] = elsewhere
+    denied, no_path = (errno.EACCES, errno.EPERM, errno.EROFS), (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)
+    remedies |= dict.fromkeys((*denied, *no_path, errno.EISDIR), elsewhere)
     if error.errno not in remedies:
         return None
     return f"{str(error.filename or 'output')[:300]}: {error.strerror}. {remedies[error.errno]}."

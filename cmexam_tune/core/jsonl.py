@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cmexam_tune.core.documents import parse_json
+from cmexam_tune.core.documents import parse_json, read_json
 from cmexam_tune.core.errors import DataError
 from cmexam_tune.core.files import atomic_write, check_input, check_output
 from cmexam_tune.core.strict import Problems, build
@@ -71,6 +71,11 @@ def from_object(cls: type[T], value: Mapping[str, Any], where: str) -> T:
     hint = " Question files come from `cmexam-tune preprocess`." if cls.__name__ == "Question" else ""
     found = reprlib.repr(list(value))
     raise DataError(f"{where}: not a {cls.__name__}: {'; '.join(problems)} (found the keys {found}).{hint}")
+
+
+def read_one(path: str | Path, cls: type[T], what: str) -> T:
+    """Return the record `cls` that a JSON file holds, which may hold more; errors as `read_json` and `from_object`."""
+    return from_object(cls, read_json(path, what), str(path))
 
 
 def read(path: str | Path, cls: type[T]) -> Iterator[T]:

@@ -7,7 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from cmexam_tune.core.errors import ConfigError, DataError
+from cmexam_tune.core import documents
+from cmexam_tune.core.errors import ConfigError, DataError, UserError
 from cmexam_tune.core.schema import GROUP, Question
 from cmexam_tune.core.strict import Problems, build
 from cmexam_tune.exams import _tables
@@ -87,13 +88,10 @@ def from_yaml(path: Path) -> FieldsExam:
     Raises:
         ConfigError: the file is not YAML, or names unknown fields.
     """
-    import yaml
-
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
-        raise ConfigError(f"{path}: not YAML that can be read ({error}).") from None
-    return FieldsExam(_build(values, str(path)))
+        return FieldsExam(_build(documents.read_yaml(path, "description of an exam"), str(path)))
+    except UserError as error:
+        raise ConfigError(str(error)) from None
 
 
 def parse_map(text: str, start: Fields | None = None) -> Fields:

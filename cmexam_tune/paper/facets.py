@@ -1,12 +1,11 @@
 """CMExam's Tables 4 to 8: finished runs of `reproduce` by groups of questions, the published accuracies beside them."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from cmexam_tune.metrics.significance import mean_std
 from cmexam_tune.paper import published
-from cmexam_tune.paper.results import REPORT, Measured
+from cmexam_tune.paper.results import REPORT, Measured, read_report
 from cmexam_tune.report.headings import cell
 from cmexam_tune.report.table import Table
 from cmexam_tune.scoring import breakdowns
@@ -47,13 +46,12 @@ def _accuracies(one: Measured, facet: breakdowns.Definition, out: Path) -> dict[
     for page in one.reports:
         if "-" in (out / page).parents[1].name:  # a run that explains
             continue
-        by_facet = json.loads((out / page).with_name(REPORT.name).read_text(encoding="utf-8")).get("by_facet", {})
-        for column, cells in by_facet.items():
+        for column, cells in read_report((out / page).with_name(REPORT.name)).by_facet.items():
             if breakdowns.define(column).facet != facet.facet:
                 continue
             for value, scores in cells.items():
-                if scores.get("accuracy") is not None:
-                    found.setdefault(facet.recognise(value), []).append(float(scores["accuracy"]))
+                if isinstance(accuracy := scores.get("accuracy"), float):
+                    found.setdefault(facet.recognise(value), []).append(accuracy)
     return found
 
 

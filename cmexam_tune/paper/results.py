@@ -1,13 +1,12 @@
 """Finished runs of `reproduce` as tables: beside the published numbers, and in the layout of CMExam's Table 3."""
 
 import html
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from cmexam_tune.core import jsonl
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.core.files import atomic_write
 from cmexam_tune.metrics.significance import mean_std
@@ -26,6 +25,17 @@ STYLE = (
     "table{border-collapse:collapse}th,td{padding:.3em .8em;border-bottom:1px solid #ccc;text-align:right}"
     "th:first-child,td:first-child{text-align:left}"
 )
+
+
+Cells = Mapping[str, float | tuple[float, ...] | None]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What a report.json holds, as far as it is collected."""
+
+    overall: Cells
+    by_facet: Mapping[str, Mapping[str, Cells]]
 
 
 @dataclass(frozen=True)
@@ -92,14 +102,14 @@ def collect(out: Path) -> list[Measured]:
 
 def _measured(entry: entries.Entry, reports: Mapping[str, Sequence[Path]], setting: str, out: Path) -> Measured:
     used = [setting, EXPLAIN] if setting == "answer" else [setting]
-    answer = [_overall(path) for path in reports.get(setting, ())]
-    explain = [_overall(path) for path in reports.get(EXPLAIN, ()) if setting == "answer"] or answer
+    answer = [read_report(path).overall for path in reports.get(setting, ())]
+    explain = [read_report(path).overall for path in reports.get(EXPLAIN, ()) if setting == "answer"] or answer
     scores = {}
     for metric in entries.METRICS:
         runs = answer if metric in entries.OF_ANSWERS else explain
         values = [value for overall in runs if (value := _percent(metric, overall)) is not None]
         if values:
-            scores[metric] = _score(metric, values, int(runs[0]["n"]))
+            scores[metric] = _score(metric, values, int(_percent("n", runs[0]) or 0))
     paths = [path for kind in used for path in reports.get(kind, ())]
     pages = [page for path in paths if (page := path.with_suffix(".html")).is_file()]
     return Measured(
@@ -118,23 +128,26 @@ def _categories(paths: Sequence[Path]) -> dict[str, float]:
     columns = published.table("cmb", "table3").columns
     found: dict[str, list[float]] = {}
     for path in paths:
-        cells = json.loads(path.read_text(encoding="utf-8"))["by_facet"].get("exam_type", {})
-        for value, scores in cells.items():
-            key = facet.recognise(value).name.lower()
-            if key in columns and scores.get("accuracy") is not None:
-                found.setdefault(key, []).append(scores["accuracy"])
+        for group, scores in read_report(path).by_facet.get("exam_type", {}).items():
+            key = facet.recognise(group).name.lower()
+            if key in columns and (value := _percent("accuracy", scores)) is not None:
+                found.setdefault(key, []).append(value)
     return {name: mean_std(values)[0] for name, values in found.items()}
 
 
-def _overall(path: Path) -> dict[str, Any]:
-    overall: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["overall"]
-    return overall
+def read_report(path: Path) -> Scores:
+    """Return the scores of a report.json.
+
+    Raises:
+        DataError: the file is damaged.
+    """
+    return jsonl.read_one(path, Scores, "report")
 
 
-def _percent(metric: str, overall: Mapping[str, Any]) -> float | None:
-    if (value := overall.get(metric)) is None:
+def _percent(metric: str, overall: Cells) -> float | None:
+    if not isinstance(value := overall.get(metric), float):
         return None
-    return float(value) * (100 if metric == "weighted_f1" else 1)
+    return value * (100 if metric == "weighted_f1" else 1)
 
 
 def _score(metric: str, values: Sequence[float], n: int) -> Score:

@@ -211,8 +211,9 @@ def summary(result: Mapping[str, Any]) -> str:
     """Return what a prediction came to, in a line for people."""
     text = f"{result.get('records', 0)} predictions"
     if result.get("seconds"):
-        text += f", {result['answered']} answered in {duration(result['seconds'])}"
-        text += f" ({result['answered'] / result['seconds']:.3g} a second)"
+        answered = result.get("answered", 0)
+        text += f", {answered} answered in {duration(result['seconds'])}"
+        text += f" ({answered / result['seconds']:.3g} a second)"
     if result.get("cut"):
         text += f"; {result['cut']} outputs were cut off by their limit (generation.max_new_tokens)"
     if result.get("cut_thinking"):

@@ -103,7 +103,8 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Return the keys in which two experiments differ; what changes only speed or place does not count."""
     changed = [key for key in {*old, *new} - SAME_ANYWAY if old.get(key) != new.get(key)]
     for section in ("prompt", "model", "tuning", "generation"):
-        before, after = (side.get("config", {}).get(section, {}) for side in (old, new))
+        sides = [side.get("config", {}).get(section) for side in (old, new)]
+        before, after = (side if isinstance(side, Mapping) else {} for side in sides)
         keys = {*before, *after} - SPEED
         changed += [f"{section}.{key}" for key in keys if before.get(key) != after.get(key)]
     return sorted(changed)

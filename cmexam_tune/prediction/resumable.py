@@ -4,19 +4,50 @@ import contextlib
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
 from cmexam_tune.answers import still_thinking
-from cmexam_tune.core import files, jsonl
+from cmexam_tune.core import documents, files, jsonl
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.prediction import provenance
 from cmexam_tune.prediction.sharing import Processes
 
-KEY = "question_id"
 FAILED = "error"
 """`finish` of a record that says only why there is no answer: its key is still missing."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """What every line holds, whatever else it does."""
+
+    question_id: str
+    text: str
+    finish: str | None = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """Numbers of `ResumableFile.result` that a later run adds to or tells."""
+
+    records: int = 0
+    answered: int = 0
+    seconds: float = 0.0
+    cut: int = 0
+    cut_thinking: int = 0
+    failed: int = 0
+    served: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class Note:
+    """What `begin` writes, as far as a later run needs it."""
+
+    versions: Mapping[str, Any]
+    config: Mapping[str, Any] = field(default_factory=dict)
+    result: Result = field(default_factory=Result)
 
 
 def meta_path(out: str | Path) -> Path:
@@ -113,9 +144,9 @@ class ResumableFile:
                 for number, line in enumerate(handle, 1):
                     if not line.endswith(b"\n"):
                         break  # what a killed process left half-written is answered again
-                    key, finish = _read_key(line, f"{path}:{number}")
-                    if failed or finish != FAILED:
-                        found.setdefault(key, line)
+                    record = _record(line, f"{path}:{number}")
+                    if failed or record.finish != FAILED:
+                        found.setdefault(record.question_id, line)
         return found
 
     @property
@@ -125,7 +156,8 @@ class ResumableFile:
 
     def texts(self) -> dict[str, str]:
         """Return key -> text of the records that need no answer any more."""
-        return {key: json.loads(line)["text"] for key, line in self._lines().items()} if self.known else {}
+        lines = self._lines() if self.known else {}
+        return {key: _record(line, str(self.path)).text for key, line in lines.items()}
 
     def begin(self) -> None:
         """Make the file ready: empty, or with the records that count and nothing else."""
@@ -161,7 +193,7 @@ class ResumableFile:
             lines = self._lines(failed=True)
             wanted = {key: lines.pop(key) for key in order if key in lines}
             self._write({**wanted, **lines})
-            self.result |= _counts([*wanted.values(), *lines.values()])
+            self.result |= _counts([_record(line, str(self.path)) for line in (*wanted.values(), *lines.values())])
             for name, value in (("answered", answered), ("seconds", seconds)):
                 self.result[name] = self.result.get(name, 0) + value
             self._write_note()
@@ -194,25 +226,24 @@ class ResumableFile:
             handle.write("\n")
 
 
-def _counts(lines: Sequence[bytes]) -> dict[str, int]:
+def _counts(records: Sequence[Record]) -> dict[str, int]:
     """Return how many records there are, how many were cut off (and while thinking), and how many failed."""
-    records = [json.loads(line) for line in lines]
-    ends = [record.get("finish") for record in records]
-    cut = [record for record in records if record.get("finish") == "length"]
-    thinking = sum(still_thinking(record["text"]) for record in cut)
+    ends = [record.finish for record in records]
+    cut = [record for record in records if record.finish == "length"]
+    thinking = sum(still_thinking(record.text) for record in cut)
     return {"records": len(ends), "cut": len(cut), "cut_thinking": thinking, "failed": ends.count(FAILED)}
 
 
-def _read_key(line: bytes, where: str) -> tuple[str, str | None]:
-    """Return key and `finish` of a record.
+def _record(line: bytes, where: str) -> Record:
+    """Return a line as a record.
 
     Raises:
-        UserError: the line is no record.
+        UserError: it is none.
     """
     try:
-        record = json.loads(line)
-        return str(record[KEY]), record.get("finish")
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        value = documents.parse_json(line.decode(), where)
+        return jsonl.from_object(Record, value if isinstance(value, dict) else {}, where)
+    except (UserError, UnicodeDecodeError):
         raise UserError(f"{where}: is no prediction. Choose another --out, or add --overwrite.") from None
 
 
@@ -225,9 +256,8 @@ def _read_note(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        note = json.loads(path.read_text(encoding="utf-8"))
-        if "versions" in note:
-            return dict(note)
-    except (ValueError, TypeError, RecursionError):
-        pass
-    raise UserError(f"{path}: was not written by predict. Choose another --out, or move the file away.")
+        note: dict[str, Any] = documents.read_json(path, "note of predict")
+        jsonl.from_object(Note, note, str(path))
+    except UserError as error:
+        raise UserError(f"{error} It was not written by predict. Choose another --out, or move it away.") from None
+    return note

@@ -7,13 +7,13 @@ type of the base, bfloat16 for example, while adapters are trained in float32; h
 
 import contextlib
 import dataclasses
-import json
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from cmexam_tune.core import documents
 from cmexam_tune.core.config import dump_config
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.runfolder import runs
@@ -52,11 +52,14 @@ def _facts(run: runs.Run) -> dict[str, Any]:
             raise UserError(f"{run.path}: tuning.{key}={found}: the mean of such adapters is not exact.")
     if not run.finished:
         raise UserError(f"{run.path}: training has not finished. Start the same command again to resume it.")
-    card = json.loads((run.adapter / runs.CARD).read_text(encoding="utf-8"))
-    written = json.loads((run.adapter / ADAPTER_CONFIG).read_text(encoding="utf-8"))
-    modules = written["target_modules"]
-    targets = sorted(modules) if isinstance(modules, list) else modules
+    card = vars(runs.Card.read(run))
+    modules = _written(run).get("target_modules")
+    targets = sorted(map(str, modules)) if isinstance(modules, list) else modules
     return {**{key: card[key] for key in SAME}, "tuning.target_modules": targets}
+
+
+def _written(run: runs.Run) -> dict[str, Any]:
+    return dict(documents.read_json(run.adapter / ADAPTER_CONFIG, "adapter's config"))
 
 
 @contextlib.contextmanager
@@ -78,8 +81,7 @@ def averaged(folders: Sequence[str | Path], overrides: Sequence[str] = ()) -> It
         mean = runs.Run(Path(made), config)
         (mean.path / runs.CONFIG).write_text(dump_config(config), encoding="utf-8")
         shutil.copytree(opened[0].adapter, mean.adapter)
-        written = json.loads((mean.adapter / ADAPTER_CONFIG).read_text(encoding="utf-8"))
-        runs.write_json(mean.adapter / ADAPTER_CONFIG, {**written, "r": rank, "lora_alpha": rank})
+        runs.write_json(mean.adapter / ADAPTER_CONFIG, {**_written(mean), "r": rank, "lora_alpha": rank})
         _join(opened, mean.adapter / WEIGHTS)
         yield mean.path
 

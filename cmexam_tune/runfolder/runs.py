@@ -23,10 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from cmexam_tune import __version__
-from cmexam_tune.core import files, variants
+from cmexam_tune.core import documents, files, jsonl, variants
 from cmexam_tune.core.config import Config, dump_config, load_config
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.families import Family, Loaded
+from cmexam_tune.report.training import read_log
 from cmexam_tune.tuning import Method
 
 CONFIG, ADAPTER, LOG, STATE = "config.yaml", "adapter", "log.jsonl", "trainer_state.json"
@@ -54,16 +55,44 @@ class Run:
         return (self.path / STATE).is_file() and self.adapter.is_dir()
 
     @property
-    def log(self) -> list[dict[str, Any]]:
+    def log(self) -> list[dict[str, float]]:
         """The entries of log.jsonl."""
-        path = self.path / LOG
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
+        return read_log(self.path / LOG)
 
     def _repr_html_(self) -> str:
         cells = {"run": self.path, "family": self.config.model.family, "method": self.config.tuning.method}
         values = {**cells, **{name: f"{value:.4g}" for name, value in self.metrics.items()}}
         rows = (f"<tr><th>{html.escape(k)}</th><td>{html.escape(str(v))}</td></tr>" for k, v in values.items())
         return f"<table>{''.join(rows)}</table>"
+
+
+@dataclass(frozen=True)
+class Card:
+    """What an adapter must be used with; stored beside it and checked when it is loaded."""
+
+    family: str
+    method: str
+    base: str
+    base_adapter: str | None
+    template: str
+    system: str | None
+    style: str
+    num_virtual_tokens: int | None
+    tokenizer: str
+    """Checksum."""
+    labels: Mapping[str, str] | None = None
+    """Outputs of a classification head, which nothing else in an adapter names."""
+
+    @classmethod
+    def read(cls, run: Run) -> "Card":
+        """Return the card of a run.
+
+        Raises:
+            UserError: training has not finished, or the card is damaged.
+        """
+        if not (run.adapter / CARD).is_file():
+            raise UserError(f"{run.path}: training has not finished. Start the same command again to resume it.")
+        return jsonl.read_one(run.adapter / CARD, cls, "card of an adapter")
 
 
 def open_run(folder: str | Path, overrides: Sequence[str] = ()) -> Run:
@@ -78,9 +107,11 @@ def open_run(folder: str | Path, overrides: Sequence[str] = ()) -> Run:
     return Run(path, load_config((path / CONFIG).resolve(), overrides), _metrics(path))
 
 
-def _metrics(path: Path) -> dict[str, float]:
-    values = path / METRICS
-    return json.loads(values.read_text(encoding="utf-8")) if values.is_file() else {}
+def _metrics(path: Path) -> Mapping[str, float]:
+    if not (path / METRICS).is_file():
+        return {}
+    values = documents.read_json(path / METRICS, "file of metrics")
+    return {name: value for name, value in values.items() if type(value) in (int, float)}
 
 
 def open_values(path: Path, config: Config) -> Run:
@@ -136,23 +167,20 @@ def begin(run: Run, device: str, processes: int) -> None:
     )
 
 
-def card(config: Config, tokenizer_hash: str, labels: Mapping[Any, str] | None = None) -> dict[str, Any]:
-    """Return what an adapter must be used with; stored beside it and checked when it is loaded.
-
-    `labels` are the outputs of a classification head, which nothing else in an adapter names.
-    """
-    return {
-        "family": config.model.family,
-        "method": config.tuning.method,
-        "base": config.model.model_name_or_path,
-        "base_adapter": config.model.adapter_name_or_path,
-        "template": config.prompt.template,
-        "system": config.prompt.system,
-        "style": config.prompt.style,
-        "num_virtual_tokens": dataclasses.asdict(config.tuning.settings).get("num_virtual_tokens"),
-        "tokenizer": tokenizer_hash,
-        "labels": labels,
-    }
+def card(config: Config, tokenizer_hash: str, labels: Mapping[Any, str] | None = None) -> Card:
+    """Return the card of what this config trains."""
+    return Card(
+        family=config.model.family,
+        method=config.tuning.method,
+        base=config.model.model_name_or_path,
+        base_adapter=config.model.adapter_name_or_path,
+        template=config.prompt.template,
+        system=config.prompt.system,
+        style=config.prompt.style,
+        num_virtual_tokens=dataclasses.asdict(config.tuning.settings).get("num_virtual_tokens"),
+        tokenizer=tokenizer_hash,
+        labels=labels,
+    )
 
 
 def parts(config: Config) -> tuple[Family, Method]:
@@ -169,41 +197,34 @@ def load(folder: str | Path, overrides: Sequence[str] = (), device: str = "cpu")
         UserError: no finished run, or another base model, tokenizer, template or prefix length than in training.
     """
     run = open_run(folder, overrides)
-    if not (run.adapter / CARD).is_file():
-        raise UserError(f"{run.path}: training has not finished. Start the same command again to resume it.")
-    config = run.config
+    config, stored = run.config, Card.read(run)
     family, method = parts(config)
     source = config.model
     if method.standalone:
         source = dataclasses.replace(
             source, model_name_or_path=str(run.adapter), adapter_name_or_path=None, revision=None
         )
-    stored = json.loads((run.adapter / CARD).read_text(encoding="utf-8"))
-    if stored.get("labels") and not method.standalone:
-        source = dataclasses.replace(source, config={**source.config, "id2label": stored["labels"]})
+    if stored.labels and not method.standalone:
+        source = dataclasses.replace(source, config={**source.config, "id2label": dict(stored.labels)})
     model: Any
     model, tokenizer = family.load(source, device=device)
-    _check_card(run, tokenizer)
+    _check_card(run, stored, tokenizer)
     if not method.standalone:
         model = method.attach(model, family, config.tuning.settings)
         method.load(model, run.adapter)
     return config, Loaded(model.eval(), tokenizer)
 
 
-def _check_card(run: Run, tokenizer: Any) -> None:
+def _check_card(run: Run, stored: Card, tokenizer: Any) -> None:
     from cmexam_tune.models.checkpoint import tokenizer_hash
 
-    stored = json.loads((run.adapter / CARD).read_text(encoding="utf-8"))
-    now = card(run.config, tokenizer_hash(tokenizer))
-    wrong = [
-        key for key in ("family", "method", "template", "num_virtual_tokens", "tokenizer") if stored[key] != now[key]
-    ]
-    if not wrong:
+    now = vars(card(run.config, tokenizer_hash(tokenizer)))
+    keys = ("family", "method", "template", "num_virtual_tokens", "tokenizer")
+    if (key := next((key for key in keys if getattr(stored, key) != now[key]), None)) is None:
         return
-    key = wrong[0]
     what = {"tokenizer": "the tokenizer of the base model"}.get(key, f"{key}={now[key]}")
-    was = "" if key == "tokenizer" else f" ({stored[key]})"
+    was = "" if key == "tokenizer" else f" ({getattr(stored, key)})"
     raise UserError(
         f"{run.path}: {what} is not what the adapter was trained with{was}; answers would be worthless. "
-        f"Use the base model {stored['base']} and leave out the override."
+        f"Use the base model {stored.base} and leave out the override."
     )

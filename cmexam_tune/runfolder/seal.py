@@ -10,15 +10,26 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cmexam_tune.core import files
+from cmexam_tune.core import documents, files, jsonl
+from cmexam_tune.core.errors import UserError
 
 MANIFEST = "checksums.json"
 OWNER = re.compile(r"(?:rank_|rng_state_)(\d+)")
 """How DeepSpeed and the Trainer name the files that one process writes."""
+
+
+@dataclass(frozen=True)
+class Checksums:
+    """What checksums.json holds, besides a signature."""
+
+    files: Mapping[str, str]
+    processes: int
+    deepspeed: bool
 
 
 def owner(name: str, world: int) -> int:
@@ -55,11 +66,10 @@ def write(folder: Path, parts: Iterable[dict[str, str]], processes: int, deepspe
 def read(folder: Path) -> dict[str, Any] | None:
     """Return what `write` wrote, or None for a file that is not there, damaged or of another kind."""
     try:
-        facts = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        fits = isinstance(facts["files"], dict) and isinstance(facts["processes"], int)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        jsonl.read_one(folder / MANIFEST, Checksums, "file of checksums")
+        return dict(documents.read_json(folder / MANIFEST))
+    except (UserError, OSError):
         return None
-    return facts if fits else None
 
 
 def damage(folder: Path, rank: int = 0, world: int = 1) -> str | None:

@@ -1,7 +1,6 @@
 """From a Config to `transformers.TrainingArguments` and the layout of the batches."""
 
 import dataclasses
-import json
 import os
 import socket
 from collections.abc import Mapping
@@ -13,9 +12,10 @@ from transformers import TrainingArguments
 from transformers.utils.import_utils import is_liger_kernel_available
 
 from cmexam_tune.batching.batches import Layout
-from cmexam_tune.core import cli
+from cmexam_tune.core import cli, documents
 from cmexam_tune.core.config import Config, recipe_folders
 from cmexam_tune.core.errors import ConfigError
+from cmexam_tune.models import checkpoint
 from cmexam_tune.training import inside, precision
 
 MOST_BUCKET = 500_000_000
@@ -27,7 +27,7 @@ def deepspeed_path(value: str) -> Path:
     """Return the DeepSpeed config called `value`: zero2, zero3 or zero3_offload as shipped, else a path.
 
     Raises:
-        ConfigError: there is none, or it is not a JSON object.
+        UserError: there is none, or it is not a JSON object.
     """
     path = Path(value)
     if value in STAGES:
@@ -38,12 +38,7 @@ def deepspeed_path(value: str) -> Path:
             f"training.deepspeed={value}: no such file. Known by name: {', '.join(STAGES)}; "
             f"relative paths start at {Path.cwd()}."
         )
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{path}:{error.lineno}: broken JSON, {error.msg}.") from None
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path}: a JSON object is needed.")
+    documents.read_json(path, "DeepSpeed config")
     return path
 
 
@@ -79,7 +74,7 @@ def build(config: Config, out: Path) -> TrainingArguments:
         raise ConfigError("training.use_liger_kernel: Liger is not installed: pip install liger-kernel")
     try:
         arguments = TrainingArguments(output_dir=str(out), **given)
-    except (ValueError, TypeError) as error:
+    except checkpoint.LOADING as error:
         raise ConfigError(f"training: {error}") from None
     if arguments.world_size == 1 and arguments.n_gpu > 1:
         cli.note(

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import TrainerCallback
 
+from cmexam_tune.core import jsonl
+from cmexam_tune.report.training import read_log
 from cmexam_tune.screen.progress import Progress, duration
 
 if TYPE_CHECKING:
@@ -50,12 +52,8 @@ class JsonlLog(TrainerCallback):
         """Drop what a killed run has logged after the checkpoint that is resumed from."""
         if not state.is_world_process_zero or not self.path.exists():
             return
-        kept = []
-        for line in self.path.read_text(encoding="utf-8").splitlines():
-            with contextlib.suppress(json.JSONDecodeError):
-                if json.loads(line).get("step", 0) <= state.global_step:
-                    kept.append(line + "\n")
-        self.path.write_text("".join(kept), encoding="utf-8")
+        kept = [entry for entry in read_log(self.path) if entry["step"] <= state.global_step]
+        jsonl.write(self.path, kept, overwrite=True)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         """Log the first and the last step too, so that a short run has a curve."""

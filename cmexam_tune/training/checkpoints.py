@@ -4,13 +4,15 @@ import errno
 import os
 import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from cmexam_tune.core import cli
+from cmexam_tune.core import cli, jsonl
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.runfolder import seal
 from cmexam_tune.training import processes
@@ -18,6 +20,30 @@ from cmexam_tune.training import processes
 STAGING = ".saving"
 WEIGHTS = "trainable.safetensors"
 PREFIX = "checkpoint-"
+
+
+OLDER = "Delete this folder to go on from the checkpoint before it."
+
+
+@dataclass(frozen=True)
+class Callbacks:
+    """What a trainer_state.json holds of the Trainer's callbacks."""
+
+    TrainerControl: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class State:
+    """What a trainer_state.json holds, as far as the Trainer or we read it."""
+
+    global_step: int
+    max_steps: int
+    log_history: tuple[Mapping[str, Any], ...]
+    stateful_callbacks: Callbacks
+    epoch: float | None = None
+    best_metric: float | None = None
+    best_global_step: int | None = None
+    best_model_checkpoint: str | None = None
 
 
 def step_of(folder: Path) -> int:
@@ -73,6 +99,17 @@ def check_resumable(folder: Path, deepspeed: bool, trusted: bool) -> None:
             f"{folder}: this DeepSpeed checkpoint was not written by you on this machine, and reading it can run code "
             "that was put into it. If you trust whoever wrote it, add --trust-checkpoint to the command."
         )
+
+
+def check_state(folder: Path) -> None:
+    """Refuse a checkpoint whose trainer_state.json the Trainer would stumble over.
+
+    Raises:
+        UserError: it is damaged, or of another step.
+    """
+    state = jsonl.read_one(folder / "trainer_state.json", State, "state of a training")
+    if state.global_step != step_of(folder):
+        raise UserError(f"{folder}: its trainer_state.json is of step {state.global_step}. {OLDER}")
 
 
 def publish(staged: Path, target: Path, deepspeed: bool) -> None:

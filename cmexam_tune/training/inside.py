@@ -15,6 +15,8 @@ from transformers import Trainer, TrainingArguments
 from transformers.integrations.deepspeed import set_hf_deepspeed_config, unset_hf_deepspeed_config
 from transformers.trainer_utils import SaveStrategy
 
+from cmexam_tune.core.errors import ConfigError
+from cmexam_tune.models import checkpoint
 from cmexam_tune.training import checkpoints, processes
 
 
@@ -147,8 +149,12 @@ class SafeTrainer(Trainer):
         base: Any = super()
         if not self.is_deepspeed_enabled:
             return base._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
-        # The Trainer would write and look for the frozen weights too, except for models of PEFT.
-        prepared = base._prepare_for_training(max_steps, train_dataloader, None)
+        try:
+            # The Trainer would write and look for the frozen weights too, except for models of PEFT.
+            prepared = base._prepare_for_training(max_steps, train_dataloader, None)
+        except checkpoint.LOADING as error:
+            said = " ".join(str(error).split())[:600]
+            raise ConfigError(f"training.deepspeed={self.args.deepspeed}: cannot be used ({said}).") from error
         engine: Any = self.model_wrapped
         engine.save_checkpoint = functools.partial(engine.save_checkpoint, exclude_frozen_parameters=True)
         if resume_from_checkpoint is not None:

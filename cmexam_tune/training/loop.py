@@ -20,7 +20,7 @@ from cmexam_tune.batching.data import Data, encoded_questions, mixture
 from cmexam_tune.batching.questions import QuestionFiles
 from cmexam_tune.core import cli, files
 from cmexam_tune.core.config import Config
-from cmexam_tune.core.errors import ConfigError, first_line
+from cmexam_tune.core.errors import ConfigError, TrainingStopped, UserError, first_line
 from cmexam_tune.families import Family, Loaded
 from cmexam_tune.models import checkpoint
 from cmexam_tune.runfolder import curve, runs, starting
@@ -89,6 +89,7 @@ def _earlier(run: runs.Run, args: TrainingArguments, overwrite: bool, trusted: b
     resume = None if overwrite else checkpoints.newest(run.path)
     if resume is not None:
         checkpoints.check_resumable(resume, bool(args.deepspeed), trusted)
+        checkpoints.check_state(resume)
     return resume
 
 
@@ -116,7 +117,15 @@ def _steps(run: runs.Run, trainer: ExamTrainer, resume: Path | None) -> dict[str
         cli.note(f"resuming from {resume}")
     with callbacks.signals(trainer), callbacks.Screen(trainer) as screen:
         trainer.add_callback(screen)
-        result = trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
+        try:
+            result = trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
+        except checkpoint.LOADING as error:
+            own = isinstance(error, TrainingStopped | torch.OutOfMemoryError)
+            if own or resume is None or trainer.state.global_step > checkpoints.step_of(resume):
+                raise
+            raise UserError(
+                f"{resume}: training cannot go on from it ({first_line(error)}). {checkpoints.OLDER}"
+            ) from error
         if not trainer.interrupted and run.config.training.arguments.get("load_best_model_at_end"):
             trainer.load_best()
     if trainer.interrupted:
@@ -198,7 +207,7 @@ def _trainer(run: runs.Run, args: TrainingArguments, model: tuple[Family, Loaded
     try:
         trainer = ExamTrainer(run.config, family, loaded, args, data, eval_dataset=data.validation)
         _try_optimizer(trainer)
-    except (ImportError, RuntimeError, ValueError, TypeError) as error:
+    except checkpoint.LOADING as error:
         # What `report_to`, `optim`, `lr_scheduler_type` or `fsdp` ask for is not installed or cannot be.
         with contextlib.suppress(OSError):
             run.path.rmdir()

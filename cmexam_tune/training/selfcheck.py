@@ -1,5 +1,6 @@
 """After saving: what was written is read back, is not empty, and gives the same logits."""
 
+import dataclasses
 import shutil
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
@@ -22,7 +23,7 @@ def save_and_verify(
     trainer: "ExamTrainer",
     method: Method,
     weights: Mapping[str, torch.Tensor],
-    facts: Mapping[str, Any],
+    facts: runs.Card,
 ) -> None:
     """Write `adapter/` beside its place, check it, and rename it.
 
@@ -52,7 +53,7 @@ def save_and_verify(
         method.save(model, staged, state)
         if method.standalone:
             trainer.loaded.tokenizer.save_pretrained(staged)
-        runs.write_json(staged / runs.CARD, facts)
+        runs.write_json(staged / runs.CARD, dataclasses.asdict(facts))
         if not any(path.stat().st_size for path in staged.glob("*.safetensors")):
             raise TrainingStopped(f"{run.path}: {method} wrote no weights.")
         if not trainer.zero3:

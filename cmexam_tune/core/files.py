@@ -83,18 +83,12 @@ def check_output(path: str | Path, overwrite: bool = False, inputs: Iterable[str
             raise UserError(f"{path}: is a folder, a file is needed.")
         if path.is_symlink() or not stat.S_ISREG(found.st_mode):
             raise UserError(f"{path}: is a link, a device or a pipe; it would be replaced. Name a file.")
-        if same := next((other for other in inputs if _same(path, other)), None):
+        if same := next((other for other in inputs if Path(other).exists() and path.samefile(other)), None):
             raise UserError(f"{path}: would replace its own input {same}. Choose another output.")
         if not overwrite:
             raise UserError(f"{path}: exists. Add --overwrite to replace it, or choose another output.")
     check_parent(path)
     return path
-
-
-def _same(path: Path, other: str | Path) -> bool:
-    with contextlib.suppress(OSError):
-        return path.samefile(other)
-    return False
 
 
 def check_parent(path: Path) -> None:

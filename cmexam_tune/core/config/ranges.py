@@ -5,8 +5,6 @@ from typing import Any, NamedTuple
 
 from cmexam_tune.core.strict import Problems
 
-_SEED = 2**32 - 1
-
 
 class Range(NamedTuple):
     """Numbers from `low` to `high`."""
@@ -34,7 +32,7 @@ class Range(NamedTuple):
 
 
 _COUNT, _SHARE, _LENGTH = Range(1, 10**9), Range(0, 1, below=True), Range(1, 10**6)
-_ANY = Range(-(10**9), 10**9)  # what has no range of its own; beyond it is a slip, and overflows in a library
+_SEED, _ANY = Range(0, 2**32 - 1), Range(-(10**9), 10**9)  # the last for what has none of its own
 RANGES: Mapping[str, Mapping[str, Range]] = {
     "data": {"max_train_samples": _COUNT, "max_eval_samples": _COUNT, "num_workers": Range(1, 1024)},
     "prompt": {"max_source_length": _LENGTH, "max_target_length": _LENGTH, "shots": Range(0, 100)},
@@ -48,11 +46,10 @@ RANGES: Mapping[str, Mapping[str, Range]] = {
         "eval_steps": Range(0, 10**9, above=True), "save_steps": Range(0, 10**9, above=True),
         "save_total_limit": _COUNT, "per_device_train_batch_size": _LENGTH, "per_device_eval_batch_size": _LENGTH,
         "gradient_accumulation_steps": _LENGTH, "dataloader_num_workers": Range(0, 1024),
-        "label_smoothing_factor": _SHARE, "neftune_noise_alpha": Range(0, 1000),
-        "seed": Range(0, _SEED), "data_seed": Range(0, _SEED),
+        "label_smoothing_factor": _SHARE, "neftune_noise_alpha": Range(0, 1000), "seed": _SEED, "data_seed": _SEED,
     },
     "generation": {
-        "batch_size": Range(1, 65_536), "seed": Range(0, _SEED), "concurrency": Range(1, 10_000),
+        "batch_size": Range(1, 65_536), "seed": _SEED, "concurrency": Range(1, 10_000),
         "requests_per_minute": Range(0, 10**6, above=True), "timeout": Range(0, 10**6, above=True),
         "max_retries": Range(0, 1000), "max_new_tokens": Range(1, 131_072), "max_length": Range(1, 10**6),
         "min_new_tokens": Range(0, 131_072), "num_beams": Range(1, 256), "temperature": Range(0, 100, above=True),

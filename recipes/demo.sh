@@ -10,11 +10,11 @@ cmexam-tune preprocess cmexam --input $raw/train.csv $raw/val.csv $raw/test_with
 while read -r row words; do
   family=${row#*_} run="$out/$row/seed1" test="$out/data/test_with_annotations.questions.jsonl"
   cmexam-tune tiny --family "$family" --out "$out/models/$family"
-  cmexam-tune train --config "$row" "model.model_name_or_path=$out/models/$family" "out=$run/run" $words \
+  cmexam-tune train --config "$row" "model.model_name_or_path=$out/models/$family" "out=$run/run" \
     "data.train=$out/data/train.questions.jsonl" "data.validation=[]" training.eval_strategy=no \
-    training.num_train_epochs=12 training.global_batch_size=8 training.save_strategy=no "$@"
+    training.num_train_epochs=12 training.global_batch_size=8 training.save_strategy=no $words "$@"
   cmexam-tune predict --run "$run/run" --questions "$test" --out "$run/predictions.jsonl"
   cmexam-tune evaluate --predictions "$run/predictions.jsonl" --questions "$test" --out "$run/report"
-done <<< $'ptuning_chatglm training.learning_rate=3e-1\nlora_llama training.learning_rate=3e-3 tuning.r=64 tuning.lora_alpha=64 tuning.target_modules=all-linear\nhead_bert'
+done <<< $'ptuning_chatglm training.learning_rate=3e-1\nlora_llama training.learning_rate=1e-2 tuning.modules_to_save=[lm_head] training.num_train_epochs=4\nhead_bert'
 cmexam-tune reproduce --table3 --out "$out"
 echo "Tiny models' scores mean nothing. Reports: $out/*/seed1/report/report.html, all three: $out/table3.html"

@@ -142,6 +142,7 @@ class Report:
         rows = "".join(
             f"<tr><th>{html.escape(name)}</th><td>{html.escape(_cell(value))}</td></tr>"
             for name, value in self.overall.items()
+            if value is not None
         )
         return f"<table>{rows}</table>"
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 EVALUATED = {
-    "eval_loss": "validation loss {:.4f}", "eval_exam_accuracy": "exam accuracy {:.1f}%", "eval_runtime": "{:.0f} s",
+    "eval_loss": "validation loss {:.4f}", "eval_exam_accuracy": "exam accuracy {:.1f}%", "eval_runtime": "{:.1f} s",
 }  # fmt: skip
 """How the Trainer's metrics of an evaluation are shown."""
 

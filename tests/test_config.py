@@ -15,7 +15,7 @@ from cmexam_tune import __main__
 from cmexam_tune.core import cli, config, files, jsonl, variants
 from cmexam_tune.core.config import external
 from cmexam_tune.core.errors import ConfigError, DataError, TrainingStopped, UserError
-from cmexam_tune.core.schema import Prediction, Question, Report, letters
+from cmexam_tune.core.schema import Prediction, Question, letters
 from cmexam_tune.core.strict import Problems, convert
 
 GOOD: dict[str, Any] = {
@@ -340,10 +340,8 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_letters_and_report_table() -> None:
+def test_letters() -> None:
     assert letters("cAc") == "AC"
-    shown = Report({"accuracy": 51.234, "accuracy_ci": [1.0, 2.0], "bleu1": None, "<b>": 3}, {}, {}, {})._repr_html_()
-    assert "51.23" in shown and "1.00 to 2.00" in shown and "<td>-</td>" in shown and "&lt;b&gt;" in shown
 
 
 # --- the command line --------------------------------------------------------------------------------------------

@@ -143,6 +143,12 @@ def test_markdown_and_latex(written):
     assert " 95% " not in tex
 
 
+def test_in_a_notebook_the_scores_that_there_are():
+    scores = {"accuracy": 51.234, "accuracy_ci": [1.0, 2.0], "bleu1": None, "<b>": 3}
+    shown = building.FullReport(scores, {}, {}, {})._repr_html_()
+    assert "51.23" in shown and "1.00 to 2.00" in shown and "bleu1" not in shown and "&lt;b&gt;" in shown
+
+
 def test_nothing_is_overwritten(written, graded):
     built = building.build(graded, "standard", {})
     before = (written / "report.json").read_bytes()

@@ -3,7 +3,6 @@
 On disk each is one JSON object a line, UTF-8, with its keys in the order of the fields here.
 """
 
-import html
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -137,19 +136,3 @@ class Report:
     by_facet: Mapping[str, Mapping[str, Scores]]
     signature: Mapping[str, Any]
     provenance: Mapping[str, Any]
-
-    def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><th>{html.escape(name)}</th><td>{html.escape(_cell(value))}</td></tr>"
-            for name, value in self.overall.items()
-            if value is not None
-        )
-        return f"<table>{rows}</table>"
-
-
-def _cell(value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:.2f}"
-    if isinstance(value, list):
-        return " to ".join(_cell(item) for item in value)
-    return "-" if value is None else str(value)

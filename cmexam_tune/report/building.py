@@ -1,5 +1,6 @@
 """The report of an evaluation: every number that its pages show, computed once."""
 
+import html
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -67,6 +68,14 @@ class FullReport(Report):
     training: Mapping[str, Sequence[tuple[int, float]]] = field(default_factory=dict)
     """Curves of the run that made the predictions: name -> (step, value)."""
 
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><th>{html.escape(name)}</th><td>{html.escape(_cell(value))}</td></tr>"
+            for name, value in self.overall.items()
+            if value is not None
+        )
+        return f"<table>{rows}</table>"
+
     def to_pandas(self) -> Any:
         """Return the scores as a `pandas.DataFrame`: one line overall and one for each value of each facet."""
         import pandas as pd
@@ -84,6 +93,14 @@ class FullReport(Report):
                 name: {**one, "differing": len(one["differing"])} for name, one in found["bridges"].items()
             }
         return found
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.2f}"
+    if isinstance(value, list):
+        return " to ".join(_cell(item) for item in value)
+    return str(value)
 
 
 def build(

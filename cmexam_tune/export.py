@@ -194,12 +194,12 @@ def _set_chat_template(config: Config, loaded: "Loaded") -> None:
 
 def logits(loaded: "Loaded") -> "list[torch.Tensor]":
     """Return the logits [tokens or 1, outputs] of the probe texts, in float32 on the CPU."""
-    import torch
+    from cmexam_tune.models.precision import inference
 
     found = []
     for text in PROBES:
         ids = loaded.tokenizer(text, return_tensors="pt")["input_ids"].to(loaded.model.device)
-        with torch.inference_mode():
+        with inference(loaded.model):
             found.append(loaded.model(input_ids=ids).logits[0].float().cpu())
     return found
 

@@ -85,7 +85,7 @@ def _decoder(folder: Path, family: str, hidden: int = 64, layers: int = 2, vocab
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
     qwen = family == "qwen"
-    words = _bpe(() if not qwen else ("<|im_start|>", "<|im_end|>"))
+    words = _bpe(("<|endoftext|>", "<|im_start|>", "<|im_end|>") if qwen else ())
     make: Any = PreTrainedTokenizerFast
     ends: dict[str, Any] = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
     if qwen:

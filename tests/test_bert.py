@@ -185,6 +185,7 @@ def test_roberta_positions(tmp_path: Path) -> None:
 WRONG: list[tuple[str, Callable[[Path], dict[str, Any]], str]] = [
     ("decoder", lambda d: {"model_name_or_path": checkpoint("llama")}, "model.family=llama"),
     ("no folder", lambda d: {"model_name_or_path": str(d / "none")}, "no such folder"),
+    ("adapter", lambda d: {"adapter_name_or_path": str(d)}, "starts from a whole model"),
     ("no head", lambda d: {"head": None}, "choice, label, multilabel"),
 ]
 

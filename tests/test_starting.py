@@ -3,11 +3,11 @@
 import dataclasses
 import json
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 import train_helpers
 
@@ -135,20 +135,16 @@ def test_second_training_into_the_same_folder_is_refused(folder: Path, tmp_path:
 
 
 def start(folder: Path, outs: tuple[str, str], *words: str, name: str = "two") -> list[tuple[int, str]]:
-    """Start one process for each folder, as two machines would; return exit codes and what they printed."""
+    """Start one process for each folder, as two machines would; return exit codes and what they noted."""
     path = folder / f"{name}.yaml"
     path.write_text(config.dump_config(train_helpers.recipe(folder, training__max_steps=2)), encoding="utf-8")
-    port = str(train_helpers.free_port())
-    started = []
-    for rank, out in enumerate(outs):
-        environment = {
-            **train_helpers.ENVIRONMENT, "RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": "2",
-            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
-        }  # fmt: skip
-        command = [str(train_helpers.BIN / "python"), "-m", "cmexam_tune.train", "--config", str(path), f"out={out}"]
-        pipe = subprocess.PIPE
-        started.append(subprocess.Popen([*command, *words], env=environment, stderr=pipe, stdout=pipe, text=True))
-    return [(p.returncode, err) for p, err in ((p, p.communicate(timeout=200)[1]) for p in started)]
+    common = {"LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
+              "MASTER_PORT": str(train_helpers.free_port())}  # fmt: skip
+    started = [
+        forked.Program("train", ["--config", str(path), f"out={out}", *words], RANK=str(rank), **common)
+        for rank, out in enumerate(outs)
+    ]
+    return [(code, noted) for code, _, noted in (process.wait(200) for process in started)]
 
 
 def test_folders_of_their_own_on_two_machines_are_refused(folder: Path) -> None:

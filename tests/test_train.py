@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import train_helpers
+from train_helpers import losses, weights
 
 torch = pytest.importorskip("torch")
 
@@ -26,14 +27,6 @@ from cmexam_tune.training import callbacks, checkpoints
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train_helpers.world(tmp_path_factory.mktemp("train"))
-
-
-def losses(run: runs.Run) -> list[float]:
-    return [entry["loss"] for entry in run.log if "loss" in entry]
-
-
-def weights(run: runs.Run) -> dict[str, Any]:
-    return dict(load_file(run.adapter / "adapter_model.safetensors"))
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from typing import Any
 
 from cmexam_tune import tiny
 from cmexam_tune.core import config
+from cmexam_tune.runfolder import runs
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
@@ -92,3 +93,15 @@ def world(folder: Path, count: int = 20) -> Path:
     questions(folder / "val.jsonl", 6, seed=1)
     tiny.build("llama", folder / "llama", hidden=32, layers=2)
     return folder
+
+
+def losses(run: runs.Run) -> list[float]:
+    """Return the loss of each step of a run."""
+    return [entry["loss"] for entry in run.log if "loss" in entry]
+
+
+def weights(run: runs.Run) -> dict[str, Any]:
+    """Return what a run's adapter holds."""
+    from safetensors.torch import load_file
+
+    return dict(load_file(run.adapter / "adapter_model.safetensors"))

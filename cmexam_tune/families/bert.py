@@ -42,6 +42,11 @@ def load(model: ModelConfig, questions: Iterable[Question] | None = None, device
     Raises:
         UserError: the path does not exist, holds no encoder, or nothing says what the labels are.
     """
+    if model.adapter_name_or_path is not None:
+        raise ConfigError(
+            "model.adapter_name_or_path: family bert starts from a whole model. Merge the adapter first (`cmexam-tune "
+            "export --merge`) and name that folder in model.model_name_or_path."
+        )
     config = checkpoint.read_config(model)
     kind, name = config.model_type, model.model_name_or_path
     if config.is_encoder_decoder or kind not in MODEL_FOR_MASKED_LM_MAPPING_NAMES:

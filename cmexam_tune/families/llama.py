@@ -58,11 +58,11 @@ def load(model: ModelConfig, questions: Iterable[Question] | None = None, device
 
 
 def merge_adapter(
-    decoder: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, model: ModelConfig
+    decoder: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, model: ModelConfig, words: bool = True
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Merge the PEFT adapter `model.adapter_name_or_path` into a decoder.
 
-    An adapter that brings a tokenizer with more words (Chinese-Alpaca) replaces the base's.
+    An adapter that brings a tokenizer with more words (Chinese-Alpaca) replaces the base's, if `words`.
 
     Raises:
         UserError: no adapter there, or one that does not fit this model.
@@ -74,7 +74,7 @@ def merge_adapter(
         raise UserError(f"model.adapter_name_or_path={folder}: holds no adapter_config.json, so it is no PEFT adapter.")
     if here.is_dir():
         foreign.check(here)
-    if here.is_dir() and any((here / file).is_file() for file in ("tokenizer.json", "tokenizer.model")):
+    if words and here.is_dir() and any((here / file).is_file() for file in ("tokenizer.json", "tokenizer.model")):
         tokenizer = checkpoint.read_tokenizer(model, folder)
         if len(tokenizer) > embeddings.num_embeddings:
             decoder.resize_token_embeddings(len(tokenizer))

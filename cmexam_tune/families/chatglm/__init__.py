@@ -58,7 +58,8 @@ def load(model: ModelConfig, questions: Iterable[Question] | None = None, device
         raise UserError(f"{place}: {len(tokenizer)} tokens, but {rows} embeddings: they belong to different releases.")
     if model.adapter_name_or_path is not None:
         if (Path(model.adapter_name_or_path).expanduser() / "adapter_config.json").is_file():
-            decoder, tokenizer = llama.merge_adapter(decoder, tokenizer, model)
+            # Beside an adapter `export` puts the release's own tokenizer, which AutoTokenizer takes for another kind.
+            decoder, tokenizer = llama.merge_adapter(decoder, tokenizer, model, words=glm4)
         else:
             decoder = attach_authors_prefix(decoder, Path(model.adapter_name_or_path).expanduser())
     if isinstance(tokenizer, ChatGLM2Tokenizer):

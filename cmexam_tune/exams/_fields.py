@@ -210,8 +210,8 @@ class _File:
     def _question(self, name: str, cells: Cells, item: Mapping[str, Any], found: Found, further: Any) -> Question:
         if _tables.EXTRA_CELLS in item:
             raise Unreadable("more cells than columns")
-        column, get = found.column, item.get
-        stem, answer_cell = cells.stem(get(column["stem"])), get(column["answer"])
+        at, get = found.column, item.get
+        stem, answer_cell = cells.stem(get(at["stem"])), get(at["answer"])
         answer = None if self.fields.answer_as != "letters" else self._answer(name, cells, answer_cell, found)
         options = cells.options(found.options(item))
         if self.fields.answer_as != "letters":
@@ -220,13 +220,13 @@ class _File:
         if answer is not None:
             check_answer(answer, options)
         facets = {facet: text for facet, column in found.facets if (text := cells.text(found.value(column, item)))}
-        kind = self._kind(cells.text(get(column["kind"])), facets)
-        if case := cells.text(get(column["case"])):
+        kind = self._kind(cells.text(get(at["kind"])), facets)
+        if case := cells.text(get(at["case"])):
             stem = stem if stem.startswith(case) else f"{case}\n{stem}"
-        if group := cells.text(get(column["group"])) or case:
+        if group := cells.text(get(at["group"])) or case:
             facets[GROUP] = group_label(group)
         facets.update(further(item))
-        return Question(name, stem, options, answer, cells.text(get(column["explanation"])), kind, facets)
+        return Question(name, stem, options, answer, cells.text(get(at["explanation"])), kind, facets)
 
     def _kind(self, printed: str | None, facets: dict[str, str]) -> Kind | None:
         if not printed:

@@ -14,6 +14,7 @@ from cmexam_tune.evaluate import evaluate
 from cmexam_tune.exams import cmb, cmexam
 from cmexam_tune.overlap import errata, findings, leaks, minhash, texts
 from cmexam_tune.overlap.pairs import Index
+from cmexam_tune.scoring.subsets import Share, Subset
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 needs_data = pytest.mark.skipif(not DATA.exists(), reason="the released files are not here")
@@ -298,6 +299,8 @@ def test_scores_with_and_without_what_was_trained_on(tmp_path):
     text = (tmp_path / "report/report.md").read_text("utf-8")
     assert "With and without" in text and "55.00 with them" in text
     assert json.loads((tmp_path / "report/report.json").read_text("utf-8"))["subsets"][0]["only"]["n"] == 4
+    one, other = Share(4, 2, 50.0, (15.0, 85.0)), Share(3, 1.5, 50.001, (15.0, 85.0))
+    assert "-0.00" not in Subset("seen before", one, one, other, -0.001, -0.0).sentence
 
 
 def test_a_check_of_other_files_says_so(tmp_path, capsys):

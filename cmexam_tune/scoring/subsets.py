@@ -42,14 +42,18 @@ class Subset:
         text = (
             f"{self.only.n:,} of {self.everything.n:,} questions are {self.name}: accuracy "
             f"{self.everything.accuracy:.2f} with them, {self.without.accuracy:.2f} without, so they change it by "
-            f"{change:+.2f} points"
+            f"{_signed(change)} points"
         )
         if self.gain is not None and self.gain_only is not None:
             text += (
-                f"; of the {self.gain:+.2f} points against the baseline {self.gain_only:+.2f} come from these "
+                f"; of the {_signed(self.gain)} points against the baseline {_signed(self.gain_only)} come from these "
                 f"{self.only.n:,} questions"
             )
         return f"{text}."
+
+
+def _signed(points: float) -> str:
+    return f"{round(points, 2) + 0.0:+.2f}"  # never -0.00
 
 
 def subset(name: str, graded: Sequence[Graded], ids: Collection[str], against: Comparison | None = None) -> Subset:

@@ -36,7 +36,8 @@ def annotate(
     Raises:
         UserError: files or models that cannot be used, or an `out` that was not written by annotate.
     """
-    out, report = Path(out), Path(f"{out}.report.json")
+    out = files.check_output(out, overwrite=True, inputs=[files.check_input(questions)])
+    report = Path(f"{out}.report.json")
     if out.exists() and not report.is_file():
         raise UserError(f"{out}: exists and was not written by annotate. Choose another --out.")
     asked = list(jsonl.read(questions, Question))
@@ -117,8 +118,6 @@ def main(argv: Sequence[str]) -> int | None:
     parser.add_argument("--config", required=True, nargs="+", metavar="MODEL", help="recipes of the models that vote")
     parser.add_argument("--out", required=True, metavar="FILE", help="the questions with their annotations")
     got = parser.parse_intermixed_args(list(argv))
-    if Path(got.out).resolve() == Path(got.questions).resolve():
-        raise UserError(f"--out {got.out}: is the questions file. Name another.")
     cli.say(str(table(annotate(got.questions, got.config, got.out, got.overrides))))
     cli.say(f"\n{got.out}; to review: {got.out}.review.xlsx")
     return None

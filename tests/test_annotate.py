@@ -95,7 +95,7 @@ def test_models_vote_and_what_is_there_stays(questions: Path, tmp_path: Path) ->
 
 def test_wrong_commands(questions: Path, tmp_path: Path) -> None:
     common = ["--questions", str(questions), "--config", "zeroshot_vllm.yaml"]
-    with pytest.raises(UserError, match="is the questions file"):
+    with pytest.raises(UserError, match="would replace its own input"):
         annotate_main([*common, "--out", str(questions)])
     (tmp_path / "mine.jsonl").write_text("x")
     with pytest.raises(UserError, match="was not written by annotate"):

@@ -180,3 +180,13 @@ def test_no_vendored_shortcuts() -> None:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "hasattr"
     ]
     assert calls == []
+
+
+def test_every_import_is_declared() -> None:
+    """What is imported stands in setup.py itself, and does not only come with the dependencies of something else."""
+    declared = (PACKAGE.parent / "setup.py").read_text(encoding="utf-8").lower().replace("_", "-")
+    names = {name.partition(".")[0] for path in FILES for name in imported(path)} - sys.stdlib_module_names
+    distribution = {"yaml": "pyyaml", "modelscope_hub": "modelscope"}
+    wanted = {distribution.get(name, name).replace("_", "-") for name in names - {"cmexam_tune"}}
+    assert len(wanted) > 20
+    assert sorted(name for name in wanted if f'"{name}' not in declared) == []

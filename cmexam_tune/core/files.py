@@ -214,7 +214,7 @@ def explain(error: OSError) -> str | None:
     full, elsewhere = "Free some space or choose another folder", "Choose another path, or ask its owner"
     remedies = dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), full)
     denied, no_path = (errno.EACCES, errno.EPERM, errno.EROFS), (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)
-    remedies |= dict.fromkeys((*denied, *no_path, errno.EISDIR), elsewhere)
+    remedies |= dict.fromkeys((*denied, *no_path, errno.EISDIR, errno.ENOENT, errno.EEXIST), elsewhere)
     if error.errno not in remedies:
         return None
     return f"{str(error.filename or 'output')[:300]}: {error.strerror}. {remedies[error.errno]}."

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from cmexam_tune.core.errors import UserError
-from cmexam_tune.core.files import check_output
+from cmexam_tune.core.files import check_output, status
 
 _JOURNAL = "all-written"
 
@@ -28,7 +28,7 @@ def write_together(
     Raises:
         UserError: `out` is a file, or a claimed name exists and `overwrite` is false, or it is one of `inputs`.
     """
-    if out.exists() and not out.is_dir():
+    if status(out) is not None and not out.is_dir():
         raise UserError(f"{out}: cannot be written, {out} is a file. --out needs a folder.")
     kept = list(inputs)
     missing = [folder for folder in (out, *out.parents) if not folder.exists()]

@@ -51,7 +51,7 @@ def option_order(note: object) -> str | None:
     found = notes.prompt(note).get("option_order")
     try:
         if found is not None:
-            check_order(found)
+            check_order(str(found))
     except ValueError as error:
         raise DataError(f"the note beside the predictions: {error}.") from None
     return None if found is None else str(found)

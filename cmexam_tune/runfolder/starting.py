@@ -45,7 +45,9 @@ def prepare(config: Config, overwrite: bool = False, resume: bool = False) -> ru
             asked for and there is nothing to resume.
     """
     path, config = Path(config.out), runs.absolute(config)
-    if path.exists() and not path.is_dir():
+    if not path.name:
+        raise UserError(f"out={path}: name a folder of its own, for example out=runs/my_run.")
+    if files.status(path) is not None and not path.is_dir():
         raise UserError(f"out={path}: is a file, a folder is needed.")
     held = aside(path) if aside(path).is_dir() else path
     if _empty(held):

@@ -41,6 +41,8 @@ class State:
     log_history: tuple[Mapping[str, Any], ...]
     stateful_callbacks: Callbacks
     epoch: float | None = None
+    total_flos: float = 0.0
+    num_input_tokens_seen: int = 0
     best_metric: float | None = None
     best_global_step: int | None = None
     best_model_checkpoint: str | None = None

@@ -67,7 +67,7 @@ def check(section: str, values: Mapping[str, Any], problems: Problems) -> None:
         possible = RANGES[section].get(name, _ANY)
         if isinstance(value, int | float) and not isinstance(value, bool) and not possible.holds(value):
             problems.add(f"{section}.{name}", f"{value:g} is not possible, only {possible}")
-    if section == "generation" and values.get("do_sample") is None:
+    if section == "generation" and not values.get("do_sample"):
         for name in ("temperature", "top_p", "top_k"):
             if values.get(name) is not None and values.get("mode", "generate") == "generate":
                 problems.add(f"generation.{name}", "has no effect without sampling; add generation.do_sample=true")

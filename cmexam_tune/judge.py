@@ -203,7 +203,7 @@ def main(argv: Sequence[str]) -> int | None:
         read = _read(got.predictions, got.cases)
         cases = list(jsonl.read(got.cases, Case))
         count = sheets.export(got.export, cases, read, rubric.read(got.rubric), sample=got.sample, seed=got.seed)
-        cli.say(f"{got.export}: {count} answers; whose they are stands in {sheets.key_path(got.export)}")
+        cli.say(f"{got.export}: {count} answers; {sheets.key_path(got.export)} says which model wrote which")
         return None
     if not got.out:
         raise UserError("judge: --out names the folder for judgements and tables (or --export a sheet).")

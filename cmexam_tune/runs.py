@@ -77,12 +77,16 @@ def _line(path: Path) -> Line | None:
 def _reported(path: Path) -> float | None:
     """Return the accuracy of the newest report in the run folder, or beside it as `recipes/run.sh` writes it."""
     beside = path.parent.glob("report*/report.json") if path.name == "run" else ()
-    reports = sorted([*path.glob("**/report.json"), *beside], key=lambda file: file.stat().st_mtime)
-    if not reports:
-        return None
-    overall = documents.read_json(reports[-1], "report").get("overall")
-    value = overall.get("accuracy") if isinstance(overall, dict) else None
-    return float(value) if isinstance(value, int | float) else None
+    reports = sorted([*path.glob("**/report.json"), *beside], key=lambda file: file.stat().st_mtime, reverse=True)
+    for report in (documents.read_json(file, "report") for file in reports):
+        overall, identity = report.get("overall"), report.get("identity")
+        scored = identity.get("adapter") if isinstance(identity, dict) else None
+        parts = Path(scored).parts[-2:] if isinstance(scored, str) else ()
+        if path.resolve().parts[len(path.resolve().parts) - len(parts) :] != parts:
+            continue  # of another run in this folder
+        value = overall.get("accuracy") if isinstance(overall, dict) else None
+        return float(value) if isinstance(value, int | float) else None
+    return None
 
 
 def _next(path: Path, finished: bool) -> str:

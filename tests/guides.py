@@ -159,7 +159,7 @@ def rate(folder: Path, sheets: Sequence[str]) -> None:
 
 
 class Reader:
-    """Someone who follows a page in a prepared folder; `whole`: with all the steps that it asks for."""
+    """Someone who follows a page in a prepared folder; `whole`: with all steps of training that need no weights."""
 
     def __init__(self, folder: Path, address: str, whole: bool) -> None:
         self.folder, self.address, self.whole = folder, address, whole
@@ -188,7 +188,7 @@ class Reader:
             rows = [entries.find(row).recipe for row in got.rows if "=" not in row]
             added += [f"{row}:{word}" for row in rows for word in self.stand_ins(row, (), wanted)]
             added += [f"{row}:training.max_steps=1" for row in rows]
-        if command[0] == "train" and not self.whole:
+        if command[0] == "train" and ("weights" in wanted or not self.whole):
             added += ["training.max_steps=1", "training.eval_strategy=no", "training.save_strategy=no"]
         if "weights" in wanted and command[0] == "predict":
             added += ["generation.max_new_tokens=4", "generation.thinking_tokens=4"]

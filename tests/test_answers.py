@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import released
 
 from cmexam_tune import answers
 from cmexam_tune.core.schema import Question
@@ -109,7 +110,7 @@ def test_explanation(text, explanation):
     assert answers.split_explanation(text) == explanation
 
 
-REAL = ROOT.parent / "shared" / "data" / "cmexam" / "val.csv"
+REAL = released.find("val.csv")
 
 
 @pytest.mark.skipif(not REAL.exists(), reason="the real CMExam validation file is not on this machine")

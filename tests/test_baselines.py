@@ -1,14 +1,14 @@
 """What guessing scores: closed forms, simulation and the paper's random row on real questions."""
 
 import csv
-from pathlib import Path
 
 import pytest
+import released
 
 from cmexam_tune.core.schema import Question, letters
 from cmexam_tune.scoring import baselines
 
-VAL = Path(__file__).resolve().parents[2] / "shared" / "data" / "cmexam" / "val.csv"
+VAL = released.find("val.csv")
 
 
 def question(number, answer, options="ABCDE"):

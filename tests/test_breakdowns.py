@@ -1,14 +1,14 @@
 """The papers' tables: names, spellings, limits, order, averages, lengths and the confusion of letters."""
 
 import json
-from pathlib import Path
 
 import pytest
+import released
 
 from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.scoring import breakdowns, grading
 
-ANSWERS = Path(__file__).resolve().parents[2] / "shared" / "data" / "cmb" / "CMB-test-choice-answer.json"
+ANSWERS = released.find("CMB-test-choice-answer.json")
 
 
 def grade(rows):

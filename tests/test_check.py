@@ -5,6 +5,7 @@ import random
 from pathlib import Path
 
 import pytest
+import released
 
 from cmexam_tune import check, preprocess
 from cmexam_tune.core import cli, jsonl
@@ -187,15 +188,15 @@ def test_known_errors_of_cmb():
 
 @needs_data
 def test_errata_are_those_of_the_released_answers():
-    released = json.loads((DATA / "cmb/CMB-test-choice-answer.json").read_text("utf-8"))
+    answers = json.loads(released.find("CMB-test-choice-answer.json").read_text("utf-8"))
     known = {one.name: set(one.ids) for one in errata.errata()}
-    assert known["cmb-test-unsorted"] == {x["id"] for x in released if "".join(sorted(x["answer"])) != x["answer"]}
-    several = [x for x in released if x["question_type"] == "多项选择题"]
+    assert known["cmb-test-unsorted"] == {x["id"] for x in answers if "".join(sorted(x["answer"])) != x["answer"]}
+    several = [x for x in answers if x["question_type"] == "多项选择题"]
     assert known["cmb-test-one-letter"] == {x["id"] for x in several if len(x["answer"]) == 1}
     assert known["cmb-test-one-letter"] < known["cmb-test-2024-02"]
     facets = {
         tuple(sorted({k: x[k] for k in ("exam_type", "exam_class")}.items()))
-        for x in released
+        for x in answers
         if x["id"] in known["cmb-test-2024-02"]
     }
     assert facets == {tuple(sorted(errata.errata()[0].facets.items()))}

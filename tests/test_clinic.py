@@ -7,6 +7,7 @@ from typing import Any
 
 import openpyxl
 import pytest
+import released
 from fake_openai import Fault, Said, serving
 from scipy import stats
 from sklearn.metrics import cohen_kappa_score
@@ -26,7 +27,7 @@ from cmexam_tune.prompts import template, templates
 
 SAMPLE = Path(__file__).resolve().parents[1] / "cmexam_tune" / "sample" / "cmb" / "clin.json"
 SHARED = Path(__file__).resolve().parents[2] / "shared"
-REAL, GOLDEN = SHARED / "data" / "cmb" / "CMB-Clin-qa.json", SHARED / "golden" / "scorers" / "cmb_prompts.json"
+REAL, GOLDEN = released.find("CMB-Clin-qa.json"), SHARED / "golden" / "scorers" / "cmb_prompts.json"
 GOOD = {"fluency": 5, "relevance": 4, "completeness": 3, "proficiency": 4}
 CASES = [
     Case("0", "甲", "病史。", (Turn("诊断？", "阑尾炎。"), Turn("治疗？", "手术。"))),

@@ -4,12 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
+import released
 
 from cmexam_tune import evaluate, preprocess, tiny
 
 pytest.importorskip("torch")
 ROOT = Path(__file__).resolve().parents[1]
-REAL = ROOT.parent / "shared" / "data" / "cmexam" / "val.csv"
+REAL = released.find("val.csv")
 FILES = {"real": REAL, "sample": ROOT / "cmexam_tune" / "sample" / "cmexam" / "train.csv"}
 
 

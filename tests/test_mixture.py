@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import released
 import train_helpers
 
 torch = pytest.importorskip("torch")
@@ -186,7 +187,7 @@ def test_it_is_part_of_what_is_encoded(folder: Path) -> None:
 
 def test_real_explanations(tmp_path: Path) -> None:
     """CMExam's own validation questions: nine of ten are shuffled, and `（C对）` always names a right answer."""
-    raw = Path(__file__).resolve().parents[2] / "shared" / "data" / "cmexam" / "val.csv"
+    raw = released.find("val.csv")
     if not raw.is_file():
         pytest.skip("CMExam's val.csv is not here")
     from cmexam_tune.preprocess import preprocess

@@ -4,9 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import released
 
 ROOT = Path(__file__).resolve().parents[1]
-REAL = ROOT.parent / "shared" / "data" / "cmexam"
+REAL = released.find("val.csv").parent
 nbformat = pytest.importorskip("nbformat")
 nbclient = pytest.importorskip("nbclient")
 
@@ -44,7 +45,7 @@ def test_quickstart(tmp_path: Path) -> None:
 
 
 def test_cmexam(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if REAL.is_dir():
+    if (REAL / "val.csv").is_file():
         monkeypatch.setenv("CMEXAM_DATA", str(REAL))
     monkeypatch.setenv("LIMIT", "16")
     shown = run("cmexam.ipynb", tmp_path)

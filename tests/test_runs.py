@@ -35,6 +35,9 @@ def test_runs_with_loss_accuracy_and_what_comes_next(tmp_path: Path, capsys: pyt
     deep = folder_of(tmp_path / "lora_llama" / "seed1" / "run")  # as `reproduce` and recipes/run.sh put it
     (deep.parent / "report").mkdir()
     (deep.parent / "report" / "report.json").write_text('{"overall": {"accuracy": 40}}')
+    (deep.parent / "report2").mkdir()  # newer, and of another run
+    of_other = '{"overall": {"accuracy": 90}, "identity": {"adapter": "seed1/other"}}'
+    (deep.parent / "report2" / "report.json").write_text(of_other)
     (half / "log.jsonl").write_text(
         '{"step": 4, "eval_exam_accuracy": 20.0}\n{"step": 8, "eval_exam_accuracy": 30.0}\n'
     )

@@ -5,6 +5,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import released
 
 import cmexam_tune
 from cmexam_tune.core.schema import Question
@@ -123,7 +124,7 @@ def runs(text: str, length: int = 16) -> set[str]:
 
 
 def test_no_question_is_copied_from_cmexam(questions: dict[str, list[Question]]) -> None:
-    real = SHARED / "data" / "cmexam" / "val.csv"
+    real = released.find("val.csv")
     if not real.exists():
         pytest.skip(f"real data is not at {real}")
     with real.open(encoding="utf-8-sig", newline="") as file:

@@ -4,9 +4,9 @@ import csv
 import json
 import random
 from collections import Counter
-from pathlib import Path
 
 import pytest
+import released
 
 from cmexam_tune import stats
 from cmexam_tune.core import cli, jsonl
@@ -14,8 +14,8 @@ from cmexam_tune.core.errors import DataError, UserError
 from cmexam_tune.core.schema import Question
 from cmexam_tune.preprocess import preprocess
 
-DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
-needs_data = pytest.mark.skipif(not DATA.exists(), reason="the released files are not here")
+VAL = released.find("val.csv")
+needs_data = pytest.mark.skipif(not VAL.is_file(), reason="the released files are not here")
 OPTIONS = {"A": "甲", "B": "乙"}
 DEV = """\
                                     val
@@ -118,7 +118,7 @@ def test_two_columns_need_two_names(tmp_path):
 
 @needs_data
 def test_the_dev_column_of_the_paper_to_the_digit(tmp_path, capsys):
-    preprocess("cmexam", [DATA / "cmexam" / "val.csv"], tmp_path)
+    preprocess("cmexam", [VAL], tmp_path)
     stats.main(["--questions", str(tmp_path / "val.questions.jsonl")])
     assert capsys.readouterr().out == DEV
 

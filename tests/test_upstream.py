@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import released
 
 from cmexam_tune import tiny
 from cmexam_tune.core import config, jsonl
@@ -21,7 +22,7 @@ from cmexam_tune.upstream import translation
 
 ROOT = Path(__file__).resolve().parents[1]
 SAMPLE = ROOT / "cmexam_tune" / "sample" / "cmexam"
-REAL = ROOT.parent / "shared" / "data" / "cmexam" / "val.csv"
+REAL = released.find("val.csv")
 
 # Released command lines, reduced to flags and values.
 TRAIN_SH = """--do_train --train_file {data}/train_prompt_1.json --validation_file {data}/val_prompt_1.json

@@ -199,7 +199,8 @@ class _File:
     def _id(self, row: int, item: Mapping[str, Any], found: Found, rows: dict[str, int]) -> str:
         if not (value := found.one("id", item)) and value != 0:
             if self.published is not None:
-                raise DataError(f"{self.path}: item {row} has no id, --answers are joined by id.")
+                why = "--answers are joined by id. Files that hold their own answers need a command without --answers."
+                raise DataError(f"{self.path}: item {row} has no id, {why}")
             return f"{self.stem}:{row}"
         name = str(value).strip()
         if name in rows:

@@ -37,7 +37,8 @@ def counted(file: ResumableFile, writer: Any, answers: Iterator[T]) -> Iterator[
 
 def described(counts: dict[str, Any]) -> str:
     """Return usage in one line."""
-    text = f"{counts['requests']:,} requests, {counts['prompt_tokens']:,} + {counts['completion_tokens']:,} tokens"
+    read, written = counts["prompt_tokens"], counts["completion_tokens"]
+    text = f"{counts['requests']:,} requests, {read:,} tokens read, {written:,} written"
     if counts["models"]:
         text += f", answered by {', '.join(counts['models'])}"
     if counts["errors"]:

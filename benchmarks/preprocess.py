@@ -1,6 +1,6 @@
 """How long preprocess takes for all of CMExam's and CMB's training questions, beside pandas that only reads the files.
 
-The rows are those of the shipped sample, again and again with a number in the stem.
+The rows are those of the shipped sample (CMExam's also those of `--like`), again and again with a number in the stem.
 """
 
 import argparse
@@ -16,9 +16,9 @@ from typing import Any
 SAMPLE = Path(__file__).resolve().parents[1] / "cmexam_tune" / "sample"
 
 
-def write_cmexam(path: Path, count: int) -> None:
-    """Write rows in CMExam's layout."""
-    with (SAMPLE / "cmexam/val.csv").open(encoding="utf-8-sig", newline="") as handle:
+def write_cmexam(path: Path, count: int, like: Path) -> None:
+    """Write rows of a CMExam file again and again."""
+    with like.open(encoding="utf-8-sig", newline="") as handle:
         head, *rows = csv.reader(handle)
     with path.open("w", encoding="utf-8", newline="") as handle:
         writer = csv.writer(handle)
@@ -49,13 +49,14 @@ def main() -> None:
     """Print both sides, and write them as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cmexam", type=int, default=54_497)
+    parser.add_argument("--like", type=Path, default=SAMPLE / "cmexam/val.csv", help="the CMExam file to repeat")
     parser.add_argument("--cmb", type=int, default=269_359)
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args()
     figures: dict[str, Any] = {"python": platform.python_version(), "machine": platform.machine()}
     with tempfile.TemporaryDirectory() as folder:
         raw = {"cmexam": Path(folder) / "cmexam.csv", "cmb": Path(folder) / "cmb.json"}
-        write_cmexam(raw["cmexam"], args.cmexam)
+        write_cmexam(raw["cmexam"], args.cmexam, args.like)
         write_cmb(raw["cmb"], args.cmb)
         reads = {"cmexam": "pandas.read_csv", "cmb": "pandas.read_json"}
         for exam, path in raw.items():

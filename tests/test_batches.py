@@ -1,6 +1,7 @@
 """The plan of the steps, and that packing and label-only logits change neither loss nor gradients."""
 
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +181,15 @@ def test_flash_attention_gets_one_row_without_padding(folder: Path, monkeypatch:
         assert starts == [sum(map(length, rows[:i])) for i in range(len(rows))]
         assert "attention_mask" not in flat
         assert loss(flat) == pytest.approx(loss(plain), rel=1e-5)
+
+
+def test_a_large_validation_file_is_laid_out_at_once() -> None:
+    """It took 14 s when one more round was tried after the other."""
+    sizes = lengths(27_000)
+    started = time.process_time()
+    shares = spread(range(len(sizes)), sizes, Layout(len(sizes), 32, max_tokens=2048), 1)
+    assert time.process_time() - started < 0.5
+    assert sum(map(len, shares[0])) == 27_000
 
 
 def test_length_of_rows() -> None:

@@ -156,6 +156,14 @@ def test_adapter_keeps_the_optimizers_float32(folder: Path) -> None:
     assert {value.dtype for value in saved.values()} == {torch.float32}
     learnt = [value for name, value in saved.items() if "lora_B" in name]
     assert any(not torch.equal(value, value.bfloat16().float()) for value in learnt)
+    # The same run as if it had been killed after its last checkpoint, gone on with by one process.
+    out = folder / "half_zero2"
+    shutil.rmtree(out / "adapter")
+    (out / "trainer_state.json").unlink()
+    again = ["--config", str(out / "config.yaml"), "training.deepspeed=zero2"]
+    code, _, noted = forked.Program("train", again).wait()
+    assert code == 2 and "was saved by 2 processes and this command has 1" in noted
+    assert (out / "checkpoint-2").is_dir() and not (out / "adapter").exists()
 
 
 def test_zero3_trains_whole_modules_in_half_precision(folder: Path) -> None:

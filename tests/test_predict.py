@@ -10,12 +10,14 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import forked
 import pytest
 from modelkit import checkpoint, make_config, question, questions
 
-from cmexam_tune import answers, predict, prompts
+from cmexam_tune import answers, predict, prompts, reproduce
 from cmexam_tune.__main__ import main
 from cmexam_tune.core import jsonl
 from cmexam_tune.core.config import dump_config
@@ -58,6 +60,7 @@ def test_every_question_once_with_what_it_came_from(asked: Path, recipe: Path, t
     meta = json.loads(meta_path(out).read_text(encoding="utf-8"))
     assert meta["mode"] == meta["config"]["generation"]["mode"] == "constrained"
     assert len(meta["questions_sha256"]) == 64 and "torch" in meta["versions"]
+    assert meta["result"]["decoding"].keys() == {"dtype", "attention", "lora_merged", "stop"}
 
 
 @pytest.mark.parametrize("tail", [b"", b'{"question_id": "q:9", "te', b"\xe7\xad"])
@@ -373,6 +376,27 @@ def test_processes_share_the_questions_and_go_on_for_others(asked: Path, recipe:
     assert said.split() == [str(shared)] and silent == ""
     assert "7 of 30 are answered already" in noted and "30 predictions" in noted
     assert "answered" not in other
+    # Whoever decided it: recipe, style or program.
+    decoding = json.loads(meta_path(shared).read_text(encoding="utf-8"))["result"]["decoding"]
+    assert decoding["max_new_tokens"] == 6 and {"eos_token_id", "pad_token_id", "use_cache"} <= decoding.keys()
+
+
+def test_reproduce_trains_and_predicts_by_the_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr(
+        reproduce.subprocess, "run", lambda words, **_: started.append(words) or SimpleNamespace(returncode=0)
+    )
+    monkeypatch.setattr("cmexam_tune.evaluate.evaluate", lambda *_, **__: None)
+    unit: Any = SimpleNamespace(
+        folder=tmp_path, entry=SimpleNamespace(trained=True, exam="cmexam"), test=tmp_path / "q.jsonl",
+        config=make_config(out=str(tmp_path / "run")), ask=["generation.mode=likelihood"],
+    )  # fmt: skip
+    reproduce._run(unit, "torchrun --nproc_per_node 8 -m")
+    launcher = ["torchrun", "--nproc_per_node", "8", "-m"]
+    assert [words[:5] for words in started] == [[*launcher, f"cmexam_tune.{name}"] for name in ("train", "predict")]
+    got = predict._parser().parse_intermixed_args(started[1][5:])
+    assert (got.run, got.questions) == (str(tmp_path / "run"), str(tmp_path / "q.jsonl"))
+    assert "--run" not in started[1], "torchrun takes it for its own"
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8])

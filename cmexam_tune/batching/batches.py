@@ -108,10 +108,18 @@ def spread(step: Sequence[int], lengths: Sequence[int], layout: Layout, world: i
     ordered = sorted(step, key=lambda i: -lengths[i])
 
     def planned(rounds: int) -> list[MicroBatch]:
-        return [_rows(chunk, lengths, layout) for chunk in _even(ordered, world * rounds)]
+        parts = itertools.pairwise(_bounds(len(ordered), world * rounds))
+        return [_rows(ordered[start:end], lengths, layout) for start, end in parts]
 
     def fits(rounds: int) -> bool:
-        return len(ordered) <= world * rounds or all(_fits(m, lengths, layout.max_tokens) for m in planned(rounds))
+        limit = layout.max_tokens
+        if limit is None or len(ordered) <= world * rounds:
+            return True
+        if layout.pack_length is not None:
+            return all(slots(micro, lengths) <= limit for micro in planned(rounds))
+        # The first of a chunk is its longest: no rows have to be made to know what they fill.
+        parts = itertools.pairwise(_bounds(len(ordered), world * rounds))
+        return all((end - start) * lengths[ordered[start]] <= limit for start, end in parts)
 
     rounds = max(1, -(-len(ordered) // (world * layout.micro_batch)))
     if not fits(rounds):
@@ -124,12 +132,10 @@ def spread(step: Sequence[int], lengths: Sequence[int], layout: Layout, world: i
     return [tuple(micros[turn * world + rank] for turn in range(rounds)) for rank in range(world)]
 
 
-def _even(items: Sequence[int], parts: int) -> list[list[int]]:
-    small, extra = divmod(len(items), parts)
-    bounds = [0]
-    for part in range(parts):
-        bounds.append(bounds[-1] + small + (part < extra))
-    return [list(items[a:b]) for a, b in itertools.pairwise(bounds)]
+def _bounds(count: int, parts: int) -> list[int]:
+    """Return where each of so many equal parts begins, and where the last one ends."""
+    small, extra = divmod(count, parts)
+    return [part * small + min(part, extra) for part in range(parts + 1)]
 
 
 def _rows(chunk: Sequence[int], lengths: Sequence[int], layout: Layout) -> MicroBatch:
@@ -153,10 +159,6 @@ def _rows(chunk: Sequence[int], lengths: Sequence[int], layout: Layout) -> Micro
 def slots(micro: MicroBatch, lengths: Sequence[int]) -> int:
     """Return rows times the longest row: the token slots that a micro-batch fills with tokens or padding."""
     return len(micro) * max((sum(lengths[i] for i in group) for group in micro), default=0)
-
-
-def _fits(micro: MicroBatch, lengths: Sequence[int], limit: int | None) -> bool:
-    return limit is None or slots(micro, lengths) <= limit
 
 
 class StepSampler(BatchSampler):

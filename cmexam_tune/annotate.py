@@ -118,7 +118,8 @@ def main(argv: Sequence[str]) -> int | None:
     parser.add_argument("--config", required=True, nargs="+", metavar="MODEL", help="recipes of the models that vote")
     parser.add_argument("--out", required=True, metavar="FILE", help="the questions with their annotations")
     got = parser.parse_intermixed_args(list(argv))
-    cli.say(str(table(annotate(got.questions, got.config, got.out, got.overrides))))
+    models, more = cli.without_overrides(got.config)
+    cli.say(str(table(annotate(got.questions, models, got.out, [*more, *got.overrides]))))
     cli.say(f"\n{got.out}; to review: {got.out}.review.xlsx")
     return None
 

@@ -148,16 +148,17 @@ def main(argv: Sequence[str]) -> int | None:
     for text in messages_of(sys.stdin):
         if text.strip() == "/exit":
             break
-        if text.startswith("/") and text.strip() != "/reset":
-            cli.say(HELP)
-            continue
         if text.strip() == "/reset":
             turns.clear()
+            cli.note("The conversation is forgotten.")
+            continue
+        if text.startswith("/"):
+            cli.say(HELP if text.strip() == "/help" else f"{text.strip()}: unknown.\n{HELP}")
             continue
         turns.append({"role": "user", "content": text})
         answer = reply(config, loaded, turns).text
         turns.append({"role": "assistant", "content": answer})
-        cli.say(answer + "\n")
+        cli.say((answer or "(The model wrote nothing.)") + "\n")
     return None
 
 

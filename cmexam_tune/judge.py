@@ -208,7 +208,8 @@ def main(argv: Sequence[str]) -> int | None:
     if not got.out:
         raise UserError("judge: --out names the folder for judgements and tables (or --export a sheet).")
     options = Options(got.imported, got.also, got.rubric)
-    judge(got.predictions, got.cases, got.config, got.out, got.overrides, options)
+    judges, more = cli.without_overrides(got.config)
+    judge(got.predictions, got.cases, judges, got.out, [*more, *got.overrides], options)
     return None
 
 

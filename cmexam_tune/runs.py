@@ -75,10 +75,15 @@ def _line(path: Path) -> Line | None:
 
 
 def _reported(path: Path) -> float | None:
-    """Return the accuracy of the newest report in the run folder, or beside it as `recipes/run.sh` writes it."""
-    beside = path.parent.glob("report*/report.json") if path.name == "run" else ()
-    reports = sorted([*path.glob("**/report.json"), *beside], key=lambda file: file.stat().st_mtime, reverse=True)
-    for report in (documents.read_json(file, "report") for file in reports):
+    """Return the accuracy of the newest report about the run."""
+    from cmexam_tune.runfolder import runs as folders
+
+    for file in reversed(folders.reports(path)):
+        try:
+            report = documents.read_json(file, "report")
+        except UserError as error:
+            cli.note(f"note: a report is left out, it cannot be read ({str(error).splitlines()[0]})")
+            continue
         overall, identity = report.get("overall"), report.get("identity")
         scored = identity.get("adapter") if isinstance(identity, dict) else None
         parts = Path(scored).parts[-2:] if isinstance(scored, str) else ()

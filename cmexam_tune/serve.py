@@ -6,7 +6,6 @@ own: /v1/chat/completions, /v1/completions, /v1/models and /health. Requests tha
 
 import contextlib
 import dataclasses
-import hmac
 import os
 import socket
 import time
@@ -24,6 +23,7 @@ from cmexam_tune.prediction.protocol import (
     NEUTRAL,
     Refused,
     Stream,
+    check_key,
     completion,
     conversation,
     event,
@@ -88,7 +88,11 @@ def application(
         return {"status": "ok"}
 
     @app.get("/v1/models")
-    def models() -> dict[str, Any]:
+    def models(request: Request) -> Any:
+        try:
+            check_key(api_key, request.headers)
+        except Refused as refused:
+            return JSONResponse(refused.content(), refused.status)
         entry = {"id": name, "object": "model", "created": 0, "owned_by": "cmexam_tune"}
         return {"object": "list", "data": [entry]}
 
@@ -107,7 +111,8 @@ def application(
             return StreamingResponse(_events(got, progress, stream), media_type="text/event-stream")
         return JSONResponse(completion(got, wanted, name, chatting))
 
-    answer.__annotations__["request"] = Request
+    for route in (models, answer):
+        route.__annotations__["request"] = Request
     app.post("/v1/chat/completions", response_model=None)(answer)
     app.post("/v1/completions", response_model=None)(answer)
     return app
@@ -159,9 +164,7 @@ class Service:
 
     def read(self, headers: Mapping[str, str], body: str) -> dict[str, Any]:
         """Return a request as the protocol describes it, or refuse it."""
-        given = headers.get("authorization", "").removeprefix("Bearer ")
-        if self.api_key is not None and not hmac.compare_digest(given.encode(), self.api_key.encode()):
-            raise Refused(401, "the API key is missing or wrong (Authorization: Bearer KEY).")
+        check_key(self.api_key, headers)
         try:
             wanted = documents.parse_json(body, "request")
         except UserError as error:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import re
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from fake_openai import KEY, Fault, Said, Script, serving
 from cmexam_tune.core import jsonl, variants
 from cmexam_tune.core.config import Config, load_config
 from cmexam_tune.core.errors import ConfigError, TrainingStopped, UserError
-from cmexam_tune.core.schema import Prediction, Question, Turn
+from cmexam_tune.core.schema import Case, Prediction, Question, Turn
 from cmexam_tune.families.endpoint import Remote
 from cmexam_tune.families.endpoint.client import Client, Request, _Pace
 from cmexam_tune.predict import predict
@@ -365,6 +366,37 @@ def test_kills_lose_and_double_nothing(kills: int, tmp_path: Path) -> None:
     found = [one.question_id for one in jsonl.read(tmp_path / "p.jsonl", Prediction)]
     assert found == [str(n) for n in range(count)]
     assert f"{count} predictions" in done.stderr and "answered by served-model-0613" in done.stderr
+
+
+@pytest.mark.parametrize("program", ["judge", "annotate"])
+def test_a_killed_judge_or_annotator_asks_nothing_twice(program: str, tmp_path: Path) -> None:
+    jsonl.write(tmp_path / "q.jsonl", questions(12))
+    jsonl.write(tmp_path / "c.cases.jsonl", [Case(str(n), "", "病史。", (Turn("诊断？", "炎。"),)) for n in range(60)])
+    jsonl.write(tmp_path / "p.jsonl", [Prediction(f"{n}:1", f"答{n}") for n in range(60)])
+    words = {
+        "judge": ["--predictions", "p.jsonl", "--cases", "c.cases.jsonl", "--out", "judged"],
+        "annotate": ["--questions", "q.jsonl", "--out", "a.jsonl"],
+    }[program]
+    scores = '{"fluency": 1, "relevance": 2, "completeness": 3, "proficiency": 4}'
+    with serving(lambda body, n: scores if program == "judge" else "不符合", delay=0.02) as server:
+        command = [
+            sys.executable, "-m", f"cmexam_tune.{program}", *words, "--config", "zeroshot_vllm",
+            "generation.concurrency=4", f"model.base_url={server.url}",
+        ]  # fmt: skip
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
+        process = subprocess.Popen(
+            command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        deadline = time.monotonic() + 60
+        while len(server.bodies) < 30 and time.monotonic() < deadline:
+            time.sleep(0.005)
+        process.kill()
+        process.wait()
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert "of 60 are answered already" in done.stderr
+        # What is asked twice is at most what was under way at the kill.
+        assert 60 <= len(server.bodies) <= 60 + 2 * 4
 
 
 def test_votes_and_examples_and_a_restart_in_the_middle(tmp_path: Path) -> None:

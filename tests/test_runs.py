@@ -59,8 +59,11 @@ def test_folders_without_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "no run in it" in capsys.readouterr().out
     with pytest.raises(UserError, match="no such folder"):
         runs.runs(tmp_path / "nowhere")
+    (folder_of(tmp_path / "unread") / "report.json").write_text("{")
+    assert [line.accuracy for line in runs.runs(tmp_path / "unread")] == [None]
+    assert "a report is left out" in capsys.readouterr().err
     (folder_of(tmp_path / "broken") / "config.yaml").write_text("[")
-    assert runs.runs(tmp_path) == []
+    assert [line.path.name for line in runs.runs(tmp_path)] == ["unread"]
     assert "broken is left out" in capsys.readouterr().err
 
 

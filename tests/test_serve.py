@@ -276,6 +276,8 @@ def test_the_key(run: Path) -> None:
         assert client.chat.completions.create(model="tuned", messages=user("x")).choices
         with pytest.raises(openai.AuthenticationError):
             client.with_options(api_key="WRONG").chat.completions.create(model="tuned", messages=user("x"))
+        with pytest.raises(openai.AuthenticationError):
+            client.with_options(api_key="WRONG").models.list()
 
 
 def test_requests_are_answered_together_as_they_would_be_alone(run: Path) -> None:
@@ -383,10 +385,12 @@ def test_lines_become_messages() -> None:
 
 
 def test_terminal(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO(f"{EXAM}\n\n再说一遍\n\n/help\n/reset\n{EXAM}\n\n/exit\nnever\n"))
+    monkeypatch.setattr(
+        "sys.stdin", io.StringIO(f"{EXAM}\n\n再说一遍\n\n/help\n/hepl\n/reset\n{EXAM}\n\n/exit\nnever\n")
+    )
     assert chat.main(["--run", str(run)]) is None
     said = capsys.readouterr().out.rstrip("\n").split("\n\n")
-    assert len(said) == 3 and said[2] == f"{chat.HELP}\n{said[0]}"
+    assert len(said) == 3 and said[2] == f"{chat.HELP}\n/hepl: unknown.\n{chat.HELP}\n{said[0]}"
 
 
 def test_prefix_runs_answer_too(folder: Path) -> None:

@@ -4,6 +4,7 @@ import argparse
 import re
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from cmexam_tune.core import files
@@ -43,6 +44,12 @@ def add_config(parser: argparse.ArgumentParser, required: bool = True) -> None:
 def add_overrides(parser: argparse.ArgumentParser) -> None:
     """Add the `key=value` overrides."""
     parser.add_argument("overrides", nargs="*", metavar="key=value", help=OVERRIDES_HELP)
+
+
+def without_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the words of an option that takes several, and the overrides that were written behind them."""
+    found = [word for word in words if "=" in word and not Path(word).exists()]
+    return [word for word in words if word not in found], found
 
 
 def printable(text: str) -> str:

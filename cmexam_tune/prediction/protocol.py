@@ -1,5 +1,6 @@
 """OpenAI's protocol: what a request may say, how an answer and an error look."""
 
+import hmac
 import json
 import time
 import uuid
@@ -213,10 +214,18 @@ class Stream:
         return event({**self.head, "choices": choices, **({"usage": usage} if self.usage else {})})
 
 
+def check_key(key: str | None, headers: Mapping[str, str]) -> None:
+    """Refuse a request without the key, if there is one."""
+    given = headers.get("authorization", "").removeprefix("Bearer ")
+    if key is not None and not hmac.compare_digest(given.encode(), key.encode()):
+        raise Refused(401, "the API key is missing or wrong (Authorization: Bearer KEY).")
+
+
 def event(content: Mapping[str, Any]) -> str:
     """Return one server-sent event."""
     return f"data: {json.dumps(content, ensure_ascii=False)}\n\n"
 
 
 def _envelope(kind: str, name: str) -> dict[str, Any]:
-    return {"id": f"chatcmpl-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": name}
+    mark = "chatcmpl" if kind.startswith("chat") else "cmpl"
+    return {"id": f"{mark}-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": name}

@@ -73,13 +73,13 @@ def _training(run: Path) -> list[tuple[str, str]]:
 
 
 def _reports(run: Path) -> list[tuple[str, str]]:
-    """Return the scores of the reports in the run folder, percentages.
+    """Return the scores of the reports about the run, percentages.
 
     Raises:
         DataError: a report is broken.
     """
     found = []
-    for path in sorted(run.glob("**/report.json")):
+    for path in runs.reports(run):
         report = documents.read_json(path, "report")
         overall, asked = report.get("overall") or {}, (report.get("provenance") or {}).get("questions") or []
         if "accuracy" in overall:

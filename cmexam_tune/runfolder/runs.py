@@ -136,6 +136,12 @@ def absolute(config: Config) -> Config:
     )
 
 
+def reports(path: Path) -> list[Path]:
+    """Return the reports about a run, the oldest first: in its folder, or beside it as `recipes/run.sh` writes them."""
+    beside = path.absolute().parent.glob("report*/report.json") if path.absolute().name == "run" else ()
+    return sorted([*path.glob("**/report.json"), *beside], key=lambda file: file.stat().st_mtime)
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write JSON beside `path` and rename."""
     with files.atomic_write(path) as handle:

@@ -83,16 +83,15 @@ def application(
     app = FastAPI(title="cmexam_tune", docs_url=None, redoc_url=None, openapi_url=None)
     service = Service(config, loaded, name, limits or Limits(), api_key, Together(loaded, config.generation.batch_size))
 
+    app.add_exception_handler(Refused, lambda _, error: JSONResponse(_refused(error).content(), _refused(error).status))
+
     @app.get("/health")
     def health() -> dict[str, str]:
         return {"status": "ok"}
 
     @app.get("/v1/models")
     def models(request: Request) -> Any:
-        try:
-            check_key(api_key, request.headers)
-        except Refused as refused:
-            return JSONResponse(refused.content(), refused.status)
+        check_key(api_key, request.headers)
         entry = {"id": name, "object": "model", "created": 0, "owned_by": "cmexam_tune"}
         return {"object": "list", "data": [entry]}
 

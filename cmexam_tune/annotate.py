@@ -15,7 +15,7 @@ from cmexam_tune.report.table import Table
 
 EPILOG = """The instruction is the paper's (appendix A.2); only the listed categories and 不符合 are accepted. Several
 models vote. OUT is the questions with what they lacked; beside it: OUT.review.xlsx for people, OUT.report.json, and
-what each model wrote, OUT.MODEL.outputs.jsonl, which grows line by line: a killed run goes on where it was.
+what each model wrote, OUT.MODEL.outputs.jsonl, which grows line by line: a killed run continues.
 
 examples:
   cmexam-tune annotate --questions mine.questions.jsonl --config zeroshot_vllm.yaml --out mine.annotated.jsonl

@@ -11,16 +11,16 @@ from cmexam_tune.overlap.checking import DEFAULT_DROP, REASONS, Checked, check_f
 
 EPILOG = f"""writes to DIR, and changes nothing else:
   check.json, check.md, check.html     counts, every finding, the pairs side by side with their differences marked
-  <stem>.clean.questions.jsonl         for each of --questions: what may be trained on
+  <stem>.clean.questions.jsonl         for each of --questions: the questions that are safe to train on
   <stem>.overlap.jsonl                 each pair with its score and reason; `evaluate --overlap` reads it
 
---questions is what you train on, --against the tests and whatever else must not be in it. Near duplicates are found by
+--questions is what you train on; --against are the tests and whatever else must not be in it. Near duplicates are found by
 MinHash over character 5-grams of stem and sorted options (128 permutations), then compared exactly: Jaccard similarity
-from 0.7 on is a duplicate, from 0.5 to 0.7 a person has to judge (listed as `similar`, not dropped). Matching questions
+from 0.7 on is a duplicate, 0.5 to 0.7 is for a person to judge (listed as `similar`, not dropped). Matching questions
 share all options and differ in a word of the stem: where their answers differ too, they are listed as `sibling`.
 
 reasons for --drop: {", ".join(REASONS)}
-`exact`, `near`, `stem` and `case` drop what is in a file held against; `duplicate` drops repetitions within --questions
+`exact`, `near`, `stem` and `case` drop questions that are in an --against file; `duplicate` drops repetitions within --questions
 (the first stays); `contradiction` drops both of two questions that differ in the answer only.
 
 examples:
@@ -96,7 +96,9 @@ def main(argv: Sequence[str]) -> int | None:
     """Run `cmexam-tune check`."""
     parser = cli.Parser("check", "Find duplicates, overlap with tests, and suspicious questions.", EPILOG)
     parser.add_argument("--questions", nargs="+", required=True, metavar="FILE", help="question files to check")
-    parser.add_argument("--against", nargs="+", default=[], metavar="FILE", help="files to hold them against")
+    parser.add_argument(
+        "--against", nargs="+", default=[], metavar="FILE", help="files to compare them with: tests, other exams"
+    )
     parser.add_argument("--out", required=True, metavar="DIR", help="folder to write to")
     parser.add_argument(
         "--drop", default=",".join(DEFAULT_DROP), metavar="a,b", help="reasons to leave a question out (%(default)s)"

@@ -242,7 +242,7 @@ def main(argv: Sequence[str]) -> int | None:
         "--style", metavar="NAME|FILE", help=f"with --task: prompt style or file (default {tasks.STYLE})"
     )
     parser.add_argument("--out", required=True, metavar="DIR", help="folder to write")
-    parser.add_argument("--merge", action="store_true", help="put a LoRA adapter into its base model")
+    parser.add_argument("--merge", action="store_true", help="merge a LoRA adapter into its base model")
     parser.add_argument("--format", choices=FORMATS, help="hf: whole model; peft: adapter; chatglm: authors' prefix")
     parser.add_argument(
         "--overwrite", action="store_true", help="replace an earlier export; nothing else is ever replaced"

@@ -63,7 +63,7 @@ def _parser() -> cli.Parser:
         "      prompt.shots=3 prompt.shots_from=val.questions.jsonl\n"
         "  torchrun --nproc_per_node 8 -m cmexam_tune.predict --run-folder runs/lora_llama \\\n"
         "      --questions test.questions.jsonl --out predictions.jsonl\n\n"
-        "Several processes (torchrun) share the questions; it may go on with another number of them. torchrun takes\n"
+        "Several processes (torchrun) share the questions; a later start may use another number. torchrun would take\n"
         "--run for an option of its own: write --run-folder there.\n"
         "generation.mode: generate (free text), constrained (only legal answers can be written) or likelihood (the\n"
         "most probable legal answer). Beside OUT, OUT.meta.json says what the predictions came from.",
@@ -73,7 +73,9 @@ def _parser() -> cli.Parser:
     parser.add_argument("--questions", required=True, metavar="FILE", help="as `cmexam-tune preprocess` writes them")
     parser.add_argument("--out", metavar="FILE", help="predictions, one JSON object a line")
     parser.add_argument("--limit", type=int, metavar="N", help="answer only the first N questions")
-    parser.add_argument("--dry-run", action="store_true", help="say how many requests and tokens, and send nothing")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the number of requests and tokens, and send nothing"
+    )
     parser.add_argument("--tokenizer", metavar="NAME", help="with --dry-run: count tokens by it (default: characters)")
     parser.add_argument("--overwrite", action="store_true", help="replace the predictions instead of continuing")
     return parser

@@ -80,7 +80,7 @@ def main(argv: Sequence[str]) -> int | None:
     """Read the command line and train."""
     parser = cli.Parser(
         "train",
-        "Tune a model by a recipe. Started again with the same config it resumes from its last checkpoint.",
+        "Fine-tune a model by a recipe. The same command, started again, resumes from the last checkpoint.",
         "examples:\n"
         "  cmexam-tune train --config lora_llama.yaml model.model_name_or_path=/models/llama-7b out=runs/lora\n"
         "  cmexam-tune train --config ptuning_chatglm.yaml --dry-run\n"
@@ -90,8 +90,10 @@ def main(argv: Sequence[str]) -> int | None:
     cli.add_config(parser)
     parser.add_argument("--print-config", action="store_true", help="print the resolved configuration and stop")
     parser.add_argument("--dry-run", action="store_true", help="print parameters, memory, steps and hours, and stop")
-    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint; refuse to start anew")
-    parser.add_argument("--overwrite", action="store_true", help="replace another run in out, after the first step")
+    parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint; never start anew")
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace another run in out, which is kept until the first step"
+    )
     parser.add_argument(
         "--trust-checkpoint",
         action="store_true",

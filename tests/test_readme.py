@@ -21,6 +21,12 @@ def test_links_exist(path: Path) -> None:
         assert target.startswith("http") or (path.parent / target).exists(), target
 
 
+def test_the_map_names_every_part() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    parts = {path.parent.name for path in ROOT.glob("cmexam_tune/*/__init__.py")}
+    assert {part for part in parts if f"`{part}/`" not in text} == set()
+
+
 def test_published_numbers_of_the_readme() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     found = re.findall(r"`(\w+)` \| ([\d.]+), ([\d.]+|-)", text)

@@ -17,7 +17,8 @@ from cmexam_tune.prediction import loading
 
 ALSO: tuple[Variant, ...] = ("reversed", "no_reference")
 EPILOG = """Each judge is a recipe: a model behind an API (model.family: endpoint) or a local one. OUT/judgements/
-grows line by line, and a killed run continues where it stopped. OUT/judge.json, .md, .tex and .html are made of all of it.
+grows line by line, and a killed run continues where it stopped. OUT/judge.json, .md, .tex and .html are made
+of all of it.
 
 examples:
   cmexam-tune judge --predictions chatglm.jsonl qwen.jsonl --cases CMB-Clin-qa.cases.jsonl \\

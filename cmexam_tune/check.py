@@ -14,10 +14,11 @@ EPILOG = f"""writes to DIR, and changes nothing else:
   <stem>.clean.questions.jsonl         for each of --questions: the questions that are safe to train on
   <stem>.overlap.jsonl                 each pair with its score and reason; `evaluate --overlap` reads it
 
---questions is what you train on; --against are the tests and whatever else must not be in it. Near duplicates are found
-by MinHash over character 5-grams of stem and sorted options (128 permutations), then compared exactly: Jaccard similarity
-from 0.7 on is a duplicate, 0.5 to 0.7 is for a person to judge (listed as `similar`, not dropped). Matching questions
-share all options and differ in a word of the stem: where their answers differ too, they are listed as `sibling`.
+--questions is what you train on; --against are the tests and whatever else must not be in it. Near duplicates are
+found by MinHash over character 5-grams of stem and sorted options (128 permutations), then compared exactly: a
+Jaccard similarity from 0.7 on is a duplicate, 0.5 to 0.7 is for a person to judge (listed as `similar`, not
+dropped). Matching questions share all options and differ in a word of the stem: where their answers differ too,
+they are listed as `sibling`.
 
 reasons for --drop: {", ".join(REASONS)}
 `exact`, `near`, `stem` and `case` drop questions that are in an --against file; `duplicate` drops repetitions within

@@ -31,7 +31,7 @@ def job(tmp_path: Path) -> dict:
     options = type("Options", (), {"questions": None, "steps": 2})
     gpu.prepare(tmp_path, options)
     return {"questions": str(tmp_path / "questions.jsonl"), "models": str(tmp_path / "models"), "tiny": False,
-            "device": "cpu", "steps": 2, "out": str(tmp_path / "run")}  # fmt: skip
+            "device": "cpu", "steps": 2, "named": False, "out": str(tmp_path / "run")}  # fmt: skip
 
 
 def test_the_list_names_every_check_within_ten_minutes() -> None:

@@ -76,7 +76,7 @@ def export(
         _, loaded = runs.load(run, [*overrides, "model.load_in_4bit=false"])
         # Before the writer gives the tokenizer a chat template of its own.
         ollama = modelfile.written(config, loaded) if chosen == "hf" else None
-        staged = held.enter_context(folders.new_folder(target, PROGRAM))
+        staged = held.enter_context(folders.new_folder(target, PROGRAM, overwrite))
         writer(config, loaded, Path(run) / runs.ADAPTER, staged)
         if isinstance(ollama, modelfile.Modelfile):
             (staged / "Modelfile").write_text(ollama.text(), encoding="utf-8", newline="\n")

@@ -68,7 +68,7 @@ def build(family: str, out: str | Path, overwrite: bool = False, **sizes: int) -
     from cmexam_tune.models import checkpoint
 
     checkpoint.hide_bars()
-    with new_folder(target, "tiny") as folder:
+    with new_folder(target, "tiny", overwrite) as folder:
         if family.startswith("chatglm"):
             from cmexam_tune.families.chatglm import tiny as chatglm
 

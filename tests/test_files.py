@@ -72,14 +72,14 @@ def test_folders(places: dict[str, Path], tmp_path: Path, monkeypatch: pytest.Mo
         assert len(str(caught.value)) < 600, name
     assert (places["folder"] / "letter").read_text() == "mine"
     for text in ("first", "second"):
-        with folders.new_folder(folders.check_folder(tmp_path / "out", "export", overwrite=True), "export") as folder:
+        with folders.new_folder(tmp_path / "out", "export", overwrite=True) as folder:
             (folder / "weights").write_text(text)
     assert (tmp_path / "out" / "weights").read_text() == "second" and folders.written_by(tmp_path / "out") == "export"
     for refused in (dict(program="tiny", overwrite=True), dict(program="export"),
                     dict(program="export", overwrite=True, keep=[tmp_path / "out" / "weights"])):  # fmt: skip
         with pytest.raises(UserError):
             folders.check_folder(tmp_path / "out", **refused)  # type: ignore[arg-type]
-    with pytest.raises(ZeroDivisionError), folders.new_folder(tmp_path / "out", "export"):
+    with pytest.raises(ZeroDivisionError), folders.new_folder(tmp_path / "out", "export", True):
         raise ZeroDivisionError
     assert (tmp_path / "out" / "weights").read_text() == "second"
     assert not list(tmp_path.glob(f"*{files.PART}"))
@@ -88,7 +88,7 @@ def test_folders(places: dict[str, Path], tmp_path: Path, monkeypatch: pytest.Mo
 def test_without_the_system_s_exchange(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folders.ctypes, "CDLL", lambda *_, **__: object())
     for text in ("first", "second"):
-        with folders.new_folder(tmp_path / "out", "tiny") as folder:
+        with folders.new_folder(tmp_path / "out", "tiny", overwrite=True) as folder:
             (folder / "weights").write_text(text)
     assert (tmp_path / "out" / "weights").read_text() == "second"
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
@@ -138,3 +138,20 @@ def test_long_names_can_be_written(tmp_path: Path) -> None:
         with files.atomic_write(path) as handle:
             handle.write("x")
         assert path.read_text() == "x"
+
+
+def test_two_at_once_write_one_folder(tmp_path: Path) -> None:
+    with folders.new_folder(tmp_path / "out", "tiny") as folder:
+        (folder / "weights").write_text("first")
+        with pytest.raises(UserError, match="another process is writing"), folders.new_folder(tmp_path / "out", "tiny"):
+            pass
+    with pytest.raises(UserError, match="exists"), folders.new_folder(tmp_path / "out", "tiny"):
+        pass
+    assert (tmp_path / "out" / "weights").read_text() == "first" and [*tmp_path.iterdir()] == [tmp_path / "out"]
+
+
+def test_full_disk_of_a_library_is_one_of_the_system(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No space left") as full, folders.new_folder(tmp_path / "model", "tiny"):
+        raise RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)")
+    assert "Free some space" in str(files.explain(full.value))
+    assert list(tmp_path.iterdir()) == []

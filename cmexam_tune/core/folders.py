@@ -2,12 +2,13 @@
 
 import contextlib
 import ctypes
+import errno
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from cmexam_tune.core.errors import UserError
-from cmexam_tune.core.files import PART, check_parent, parents_of, part_of, status
+from cmexam_tune.core.files import PART, check_parent, lock, parents_of, part_of, status
 
 MARKER = ".cmexam_tune"
 """File in a folder that a program wrote and may therefore replace; it holds the program's name."""
@@ -53,14 +54,23 @@ def written_by(folder: Path) -> str | None:
 
 
 @contextlib.contextmanager
-def new_folder(path: str | Path, program: str) -> Iterator[Path]:
+def new_folder(path: str | Path, program: str, overwrite: bool = False) -> Iterator[Path]:
     """Yield a folder beside `path` and put it in its place when the block ends without an error, marked as `program`'s.
 
     What lay there (`check_folder` has been asked) is exchanged for it in one step and deleted afterwards.
+
+    Raises:
+        UserError: another process writes there, or has written there since `check_folder` was asked.
     """
     path = Path(path).absolute()
-    with parents_of(path), part_of(path, folder=True) as part:
-        yield part
+    with parents_of(path), lock(path), part_of(path, folder=True) as part:
+        check_folder(path, program, overwrite)
+        try:
+            yield part
+        except Exception as error:  # safetensors has an error of its own for a full disk
+            if "o space left" not in str(error):
+                raise
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
         (part / MARKER).write_text(f"{program}\n", encoding="utf-8")
         _readable(part)
         if path.exists():

@@ -158,7 +158,7 @@ def export(
             f"{questions}: {len(missing)} questions have no answer, and these tools score: {shown}. Leave them out."
         )
     name = re.sub(r"\W", "_", Path(questions).name.removesuffix(".jsonl").removesuffix(".questions"), flags=re.ASCII)
-    with folders.new_folder(target, program) as staged:
+    with folders.new_folder(target, program, overwrite) as staged:
         TASKS[task](asked, staged, target, name if name[:1].isalpha() else f"task_{name}", style)
     return target
 

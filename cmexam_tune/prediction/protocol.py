@@ -71,9 +71,9 @@ def conversation(given: Any) -> list[dict[str, str]]:
 
 def stop_texts(wanted: Mapping[str, Any]) -> list[str]:
     """Return the texts at which a request wants its answer to end."""
-    stops = wanted.get("stop") or []
+    stops = [] if (given := wanted.get("stop")) is None else given
     if isinstance(stops, str):
-        return [stops]
+        return [stops] if stops else []
     if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
         raise Refused(400, "stop: a text or a list of texts is needed.", "stop")
     return [stop for stop in stops if stop]

@@ -222,7 +222,7 @@ class ResumableFile:
 
     def _write_note(self) -> None:
         with files.atomic_write(meta_path(self.path)) as handle:
-            json.dump({**self.meta, "result": self.result}, handle, ensure_ascii=False, indent=1)
+            json.dump({**self.meta, "result": self.result}, handle, ensure_ascii=False, indent=1, default=str)
             handle.write("\n")
 
 

@@ -47,8 +47,7 @@ def generation() -> Mapping[str, Any]:
 def _type(text: str) -> Any:
     """Return what an annotation such as `dict[str, Any] | str | None` says, or a docstring's `int` or `list[int]`."""
     text = re.sub(r"dict\[[^]]*\]", "dict", text)
-    names = re.findall(r"dict|list\[list\[int\]\]|list\[\w+\]|\b(?:int|float|bool|str|None)\b", text)
-    kinds = tuple(_KINDS[name] for name in names if name in _KINDS)
+    kinds = tuple(_KINDS[name] for name in re.findall(r"(?:list\[)*\w+\]*", text) if name in _KINDS)
     return functools.reduce(operator.or_, kinds) if {*kinds} - {None} else Any
 
 

@@ -83,8 +83,10 @@ def test_provenance_names_files_checksums_and_how_predictions_were_made(files):
 
 
 def test_every_profile_in_one_table(files):
-    done = _run(files, "--profile", "all")
+    (files / "again.jsonl").write_bytes((files / "predictions.jsonl").read_bytes())
+    done = _run(files, "--profile", "all", "--predictions", str(files / "again.jsonl"))
     assert done.returncode == 0, done.stderr
+    assert "predictions.jsonl by every profile" in done.stdout, "also beside other runs"
     for name in ("standard", "cmexam-lora", "cmexam-chatglm", "cmb"):
         assert name in done.stdout
 

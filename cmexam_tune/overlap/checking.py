@@ -14,6 +14,7 @@ from cmexam_tune.overlap import findings
 from cmexam_tune.overlap.embedded import Embedded
 from cmexam_tune.overlap.errata import known_problems
 from cmexam_tune.overlap.pairs import Index, Pair, Reason
+from cmexam_tune.screen.progress import Progress
 
 PAIRS: dict[Reason, str] = {
     "exact": "same stem and options, in any order",
@@ -141,7 +142,8 @@ def check_files(questions: Sequence[Path], against: Sequence[Path], drop: Sequen
     for number, (name, path) in enumerate(names.items()):
         held = number >= len(questions)
         letters, count = findings.Letters(), 0
-        for line, question in _read(name, path, None if held else result):
+        read = _read(name, path, None if held else result)
+        for line, question in Progress(f"check {name}", "questions", patience=1).each(read):
             count += 1
             embedded.add_stem(index.add(question, number, line, held), question)
             if not held:
@@ -152,7 +154,9 @@ def check_files(questions: Sequence[Path], against: Sequence[Path], drop: Sequen
         if not held:
             result.letters[name] = letters.table()
     for name in result.questions:
-        for line, question in _read(name, names[name], None):
+        read = _read(name, names[name], None)
+        total = result.questions[name]
+        for line, question in Progress(f"explanations of {name}", "questions", total, patience=1).each(read):
             if (place := embedded.inside(question)) is not None:
                 where = f"{index.ids[place]} of {order[index.files[place]]}"
                 result.findings.append(Finding(question.id, name, line, "question-in-explanation", where))

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cmexam_tune.overlap.texts import SHINGLE
+from cmexam_tune.screen.progress import Progress
 
 PERMUTATIONS = 128
 ROWS = 4
@@ -29,7 +30,7 @@ def signatures(texts: Sequence[str], seed: int = 0) -> Signatures:
     factors = random.integers(0, 1 << 32, PERMUTATIONS, dtype=np.uint32) | np.uint32(1)
     offsets = random.integers(0, 1 << 32, PERMUTATIONS, dtype=np.uint32)
     found = np.empty((len(texts), PERMUTATIONS), dtype=np.uint32)
-    start = 0
+    start, progress = 0, Progress("fingerprint", "questions", len(texts), patience=1)
     while start < len(texts):
         stop, size = start, 0
         while stop < len(texts) and (size < _BLOCK or stop == start):
@@ -41,7 +42,9 @@ def signatures(texts: Sequence[str], seed: int = 0) -> Signatures:
             np.multiply(hashes, factors[number], out=buffer)
             np.add(buffer, offsets[number], out=buffer)
             found[start:stop, number] = np.minimum.reduceat(buffer, starts)
+        progress.move(stop - start)
         start = stop
+    progress.close()
     return found
 
 

@@ -7,6 +7,7 @@ from typing import Literal
 
 from cmexam_tune.core.schema import Question
 from cmexam_tune.overlap.texts import SHORTEST_STEM, case_of, jaccard, plain, question_text, right_texts
+from cmexam_tune.screen.progress import Progress
 
 Reason = Literal["exact", "contradiction", "near", "similar", "sibling", "stem", "case"]
 NEAR, SIMILAR = 0.7, 0.5
@@ -96,7 +97,8 @@ class Index:
         from cmexam_tune.overlap import minhash
 
         wanted = np.array([not all(self.against[place] for place in group) for group in members], dtype=bool)
-        for a, b in minhash.candidates(minhash.signatures(self.texts), wanted, SIMILAR).tolist():
+        found = minhash.candidates(minhash.signatures(self.texts), wanted, SIMILAR).tolist()
+        for a, b in Progress("compare", "pairs", len(found), patience=1).each(found):
             score = jaccard(self.texts[a], self.texts[b])
             if score >= SIMILAR:
                 for first, second in self._across(members[a], members[b]):

@@ -13,6 +13,7 @@ from cmexam_tune.core.schema import Prediction, Question, Scores
 from cmexam_tune.profiles import Profile
 from cmexam_tune.scoring import grading
 from cmexam_tune.scoring.grading import Graded, average
+from cmexam_tune.screen.progress import Progress
 
 STANDARD = "standard"
 
@@ -107,7 +108,7 @@ def to_profiles(
     asked, predictions = [one.question for one in graded], [one.prediction for one in graded]
     ours = grading.grade(asked, predictions, STANDARD, option_order, explanations)
     scores, bridges = {}, {}
-    for name in names:
+    for name in Progress("evaluate", "profiles", len(names), patience=1).each(names):
         rules = profiles.get(name)
         theirs = ours if name == STANDARD else grading.grade(asked, predictions, rules, option_order, explanations)
         scores[name] = grading.score(theirs, rules)

@@ -28,6 +28,7 @@ from cmexam_tune import __main__, train
 from cmexam_tune.core import config, jsonl
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.core.schema import Case, Prediction, Question
+from cmexam_tune.models import writing
 from cmexam_tune.preprocess import preprocess
 
 SAMPLE = ROOT / "cmexam_tune" / "sample"
@@ -209,7 +210,9 @@ def test_a_page_names_what_exists(page: Path) -> None:
 def test_a_config_on_a_page_can_be_read(page: Path, tmp_path: Path) -> None:
     for number, block in enumerate(block for block in pages.blocks(page) if block.language == "yaml"):
         (tmp_path / f"{number}.yaml").write_text(block.text, encoding="utf-8")
-        assert config.load_config(tmp_path / f"{number}.yaml")
+        made = config.load_config(tmp_path / f"{number}.yaml")
+        if "explain" in made.prompt.style:  # room for what it asks for
+            assert writing.room(made) == made.prompt.max_target_length
 
 
 @pytest.mark.parametrize("program", __main__.PROGRAMS)

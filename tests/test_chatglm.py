@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ import modelkit
 from safetensors.torch import load_file, save_file
 
 from cmexam_tune import prompts
+from cmexam_tune import tiny as tiny_models
 from cmexam_tune.core.config import ModelConfig, PromptConfig
 from cmexam_tune.core.errors import ConfigError, UserError
 from cmexam_tune.core.schema import Turn
@@ -308,11 +310,31 @@ def test_sharded_bin_and_first_release_config(tmp_path: Path) -> None:
     assert (model(input_ids=g["0.ids"][None]).logits[0] - g["0.plain"]).abs().max() < 1e-4
 
 
+@pytest.mark.parametrize(
+    ("version", "changes", "message"),
+    [
+        ("chatglm", {"bos_token_id": None}, "bos_token_id 130004 is not below vocab_size"),
+        ("chatglm", {"num_attention_heads": 32}, "hidden_size 32 is no multiple of 4 * num_attention_heads 128"),
+        ("chatglm", {"layernorm_epsilon": {}}, "'layernorm_epsilon' expected float, got dict"),
+        ("chatglm2", {"multi_query_group_num": 3}, "num_attention_heads 4 is no multiple of multi_query_group_num 3"),
+        ("chatglm2", {"rope_ratio": "x"}, "'rope_ratio'"),
+    ],
+)
+def test_a_config_that_does_not_fit_together_is_one_message(
+    version: str, changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    tiny_models.build(version, tmp_path / "m", hidden=32)
+    values = {**json.loads((tmp_path / "m" / "config.json").read_text()), **changes}
+    (tmp_path / "m" / "config.json").write_text(json.dumps({k: v for k, v in values.items() if v is not None}))
+    with pytest.raises(UserError, match=re.escape(message)):
+        chatglm.load(ModelConfig(family="chatglm", model_name_or_path=str(tmp_path / "m")))
+
+
 def test_rows_that_chatglm_cannot_read_are_refused() -> None:
     model = model_of("v1")
-    with pytest.raises(ValueError, match="no <sop>"):
+    with pytest.raises(UserError, match="no <sop>"):
         model(input_ids=torch.tensor([[9, 10, 81]]))
-    with pytest.raises(ValueError, match="neither"):
+    with pytest.raises(UserError, match="neither"):
         model(input_ids=torch.tensor([[9, 10, 84, 12]]))
     cache = model(input_ids=torch.tensor([[9, 81, 84]]), use_cache=True).past_key_values
     with pytest.raises(ValueError, match="needs position_ids"):

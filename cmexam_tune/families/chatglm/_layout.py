@@ -2,6 +2,7 @@
 
 import torch
 
+from cmexam_tune.core.errors import UserError
 from cmexam_tune.families.chatglm.configuration import ChatGLMConfig
 
 
@@ -90,10 +91,17 @@ class _Rows:
         self.anchor = torch.where(gmask < length, gmask, first(config.mask_token_id))
         self.context = self.relative < self.context_length
         if packed is None and bool((self.context_length == length).any()):
-            raise ValueError(f"ChatGLM-6B: a row holds no <sop> (id {config.bos_token_id}), so its context has no end.")
+            raise UserError(
+                f"ChatGLM-6B: a row holds no <sop> (bos_token_id {config.bos_token_id} of config.json), so its context "
+                "has no end. Are config.json and ice_text.model of one release?"
+            )
         if bool((~self.context & (self.anchor == length)).any()):
-            marks = f"[gMASK] (id {config.gmask_token_id}) nor [MASK] (id {config.mask_token_id})"
-            raise ValueError(f"ChatGLM-6B: a row holds neither {marks}.")
+            marks = (
+                f"[gMASK] (gmask_token_id {config.gmask_token_id} of config.json) nor [MASK] ({config.mask_token_id})"
+            )
+            raise UserError(
+                f"ChatGLM-6B: a row holds neither {marks}. Are config.json and ice_text.model of one release?"
+            )
 
     def positions(self) -> torch.Tensor:
         """Return `[b, 2, s]`."""

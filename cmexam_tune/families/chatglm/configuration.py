@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 from transformers.utils.hub import cached_file
 
@@ -17,6 +18,7 @@ from cmexam_tune.core.errors import UserError, first_line
 from cmexam_tune.models.checkpoint import LOADING
 
 
+@strict
 class ChatGLMConfig(PreTrainedConfig):
     """ChatGLM-6B. Field names are those of its config.json; transformers' own names are mapped onto them."""
 
@@ -55,7 +57,16 @@ class ChatGLMConfig(PreTrainedConfig):
             self.mask_token_id = self.bos_token_id - 4
         super().__post_init__(**kwargs)
 
+    def validate_architecture(self) -> None:
+        """Refuse sizes that do not fit together; transformers calls this for configs that are `strict`."""
+        # A head is turned by two positions, in pairs of numbers.
+        _divides("4 * num_attention_heads", 4 * self.num_attention_heads, "hidden_size", self.hidden_size)
+        for name in ("bos_token_id", "gmask_token_id", "mask_token_id"):
+            if not 0 <= (getattr(self, name) or 0) < self.vocab_size:
+                raise ValueError(f"{name} {getattr(self, name)} is not below vocab_size {self.vocab_size}")
 
+
+@strict
 class ChatGLM2Config(PreTrainedConfig):
     """ChatGLM2-6B, ChatGLM3-6B, GLM-4 (remote-code layout)."""
 
@@ -102,10 +113,20 @@ class ChatGLM2Config(PreTrainedConfig):
             self.multi_query_group_num = self.num_attention_heads
         super().__post_init__(**kwargs)
 
+    def validate_architecture(self) -> None:
+        """Refuse sizes that do not fit together; transformers calls this for configs that are `strict`."""
+        heads, groups = self.num_attention_heads, self.multi_query_group_num
+        _divides("multi_query_group_num", groups, "num_attention_heads", heads)
+
     @property
     def prefix_embedding_dim(self) -> int:
         """Width of the authors' embedding under the P-tuning projection: the full width of the prefix."""
         return 2 * self.num_layers * self.multi_query_group_num * self.kv_channels
+
+
+def _divides(part: str, count: int, whole: str, size: int) -> None:
+    if count < 1 or size % count:
+        raise ValueError(f"{whole} {size} is no multiple of {part} {count}")
 
 
 UNSUPPORTED = {
@@ -145,7 +166,7 @@ def _made(
     try:
         return kind(**values)
     except LOADING as error:
-        raise UserError(f"{name}: config.json cannot be used ({first_line(error)}).") from None
+        raise UserError(f"{name}: config.json cannot be used ({' '.join(str(error).split())[:200]}).") from None
 
 
 def find_file(folder: str | Path, file: str, revision: str | None = None) -> Path | None:

@@ -257,7 +257,8 @@ class ChatGLMForCausalLM(ChatGLMPreTrainedModel, GenerationMixin):
             kwargs: for the attention and the loss.
 
         Raises:
-            ValueError: a row without `<sop>` or mask token, or a continuation without positions.
+            UserError: a row without `<sop>` or mask token.
+            ValueError: a continuation without positions.
         """
         outputs = self.transformer(
             input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids,

@@ -102,6 +102,9 @@ def _refuse(config: Config) -> None:
         )
     if given.get("fsdp"):
         raise ConfigError("training.fsdp: not supported here. To share out weights set training.deepspeed=zero3.")
+    mode = given.get("torch_compile_mode", "default")
+    if mode not in (None, "default") and mode not in (known := torch._inductor.list_mode_options()):
+        raise ConfigError(f"training.torch_compile_mode={mode}: not one of torch.compile's: {', '.join(known)}.")
     options = given.get("activation_checkpointing_kwargs") or given.get("gradient_checkpointing_kwargs") or {}
     if config.tuning.method == "ptuning" and isinstance(options, Mapping) and options.get("use_reentrant"):
         raise ConfigError(

@@ -41,6 +41,10 @@ class Reply(NamedTuple):
     completion_tokens: int
 
 
+class TooLong(UserError):
+    """A conversation for which the model has no positions left."""
+
+
 def add_source(parser: argparse.ArgumentParser) -> None:
     """Add `--run DIR` or `--config NAME_OR_PATH`, and overrides."""
     source = parser.add_mutually_exclusive_group(required=True)
@@ -73,14 +77,28 @@ def reply(config: Config, loaded: "Loaded", messages: Messages) -> Reply:
     Earlier turns count where the model's template has a form for them, see `remembers`.
 
     Raises:
+        TooLong: more tokens than the model has positions for.
         UserError: the last message is not the user's, or unusable generation settings.
     """
     asked = put(config, loaded, messages)
+    _check_length(config, loaded, asked)
     # Where it samples, a conversation is not to be repeated.
     anew = dataclasses.replace(config.generation, seed=random.getrandbits(32))
     decoder = _decoder(dataclasses.replace(config, generation=anew), loaded)
     written = next(decoder.write([asked]))
     return Reply(written.text.strip(), written.prompt_tokens, written.tokens)
+
+
+def _check_length(config: Config, loaded: "Loaded", asked: prompts.Asked) -> None:
+    """Refuse more than the model has positions for: its attention would need memory without end."""
+    model: Any = loaded.model
+    (item,) = _decoder(config, loaded).ask([asked])
+    most = getattr(model.config, "max_position_embeddings", None)
+    if most is not None and len(item.ids) > most:
+        raise TooLong(
+            f"the conversation takes {len(item.ids):,} tokens, this model has {most:,} positions. Say it shorter, or "
+            "forget what was said before with /reset."
+        )
 
 
 def remembers(config: Config, loaded: "Loaded") -> bool:
@@ -156,7 +174,12 @@ def main(argv: Sequence[str]) -> int | None:
             cli.say(HELP if text.strip() == "/help" else f"{text.strip()}: unknown.\n{HELP}")
             continue
         turns.append({"role": "user", "content": text})
-        answer = reply(config, loaded, turns).text
+        try:
+            answer = reply(config, loaded, turns).text
+        except TooLong as error:
+            turns.pop()
+            cli.note(str(error))
+            continue
         turns.append({"role": "assistant", "content": answer})
         cli.say((answer or "(The model wrote nothing.)") + "\n")
     return None

@@ -16,6 +16,7 @@ from cmexam_tune.core.config import Config
 from cmexam_tune.core.errors import ConfigError, UserError
 from cmexam_tune.core.schema import Question
 from cmexam_tune.families import Loaded, bert
+from cmexam_tune.tuning import lora
 
 HEADS = ("choice", "label", "multilabel")
 
@@ -170,6 +171,12 @@ def _roberta(folder: Path) -> str:
     RobertaModel(config, add_pooling_layer=False).save_pretrained(folder)
     loaded.tokenizer.save_pretrained(folder)
     return str(folder)
+
+
+def test_what_lies_in_the_head_is_not_trained_whole_twice(tmp_path: Path) -> None:
+    loaded, _ = opened("label", model__model_name_or_path=_roberta(tmp_path))
+    with pytest.raises(UserError, match=r"classifier\.\S*dense lies inside another module"):
+        lora.attach(loaded.model, bert, lora.Settings(4, 8, 0.0, modules_to_save=("dense",)))
 
 
 def test_roberta_positions(tmp_path: Path) -> None:

@@ -43,6 +43,11 @@ def test_a_fresh_adapter_changes_nothing() -> None:
     assert torch.allclose(logits(attached(use_dora=True)), logits(base), atol=1e-5)
 
 
+def test_a_module_trained_whole_inside_another_is_refused() -> None:
+    with pytest.raises(UserError, match=r"layers\.0\.mlp\.down_proj lies inside another module"):
+        attached(modules_to_save=("mlp", "down_proj"), target_modules=("q_proj",))
+
+
 @pytest.mark.parametrize(
     "settings",
     [{}, {"target_modules": "all-linear"}, {"target_modules": ("down_proj",), "bias": "all"}, {"use_rslora": True},

@@ -386,10 +386,13 @@ def test_lines_become_messages() -> None:
 
 def test_terminal(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(
-        "sys.stdin", io.StringIO(f"{EXAM}\n\n再说一遍\n\n/help\n/hepl\n/reset\n{EXAM}\n\n/exit\nnever\n")
+        "sys.stdin",
+        io.StringIO(f"{EXAM}\n\n再说一遍\n\n{'长' * 200_000}\n\n/help\n/hepl\n/reset\n{EXAM}\n\n/exit\nnever\n"),
     )
     assert chat.main(["--run", str(run)]) is None
-    said = capsys.readouterr().out.rstrip("\n").split("\n\n")
+    printed = capsys.readouterr()
+    assert "tokens, this model has 2,048 positions. Say it shorter" in printed.err
+    said = printed.out.rstrip("\n").split("\n\n")
     assert len(said) == 3 and said[2] == f"{chat.HELP}\n/hepl: unknown.\n{chat.HELP}\n{said[0]}"
 
 

@@ -43,7 +43,7 @@ def attach(model: "PreTrainedModel", family: Family, settings: Any) -> "PreTrain
     """Return a `PeftModel` with fresh LoRA layers (float32 whatever the base) around the frozen model.
 
     Raises:
-        UserError: `target_modules` names no layer of this model.
+        UserError: `target_modules` names no layer of this model, `modules_to_save` no module or one inside another.
     """
     import torch
     from peft import LoraConfig, TaskType, get_peft_model, prepare_model_for_kbit_training
@@ -63,6 +63,7 @@ def attach(model: "PreTrainedModel", family: Family, settings: Any) -> "PreTrain
         tuned: Any = get_peft_model(model, LoraConfig(task_type=task, **_lists(chosen)), autocast_adapter_dtype=True)
     except ValueError as error:
         raise UserError(f"tuning: LoRA cannot be put on this model: {error}") from None
+    _check_whole(tuned)
     for module in tuned.modules():
         own = list(module.parameters(recurse=False))
         # A norm computes with one type: where its bias is trained, its frozen weight is float32 too.
@@ -72,6 +73,18 @@ def attach(model: "PreTrainedModel", family: Family, settings: Any) -> "PreTrain
                 parameter.data = parameter.data.float()
     result: PreTrainedModel = tuned
     return result
+
+
+def _check_whole(tuned: "PreTrainedModel") -> None:
+    """Refuse a module trained whole inside another one: PEFT could not save the two, at the end of the training."""
+    from peft.utils import ModulesToSaveWrapper
+
+    whole = [name for name, module in tuned.named_modules() if isinstance(module, ModulesToSaveWrapper)]
+    if inner := next((name for name in whole if any(name.startswith(f"{other}.") for other in whole)), None):
+        raise UserError(
+            f"tuning.modules_to_save: {inner} lies inside another module that is trained whole (a classifier's head "
+            "always is). Give a longer ending of the name that means others only."
+        )
 
 
 def _holds(model: "PreTrainedModel", ending: str) -> bool:

@@ -157,7 +157,7 @@ def recipe_file(folder: Path, tmp_path: Path) -> str:
         (["training.report_to=clearml"], "pip install clearml"),
         (["training.optim=lomo"], "pip install lomo-optim"),
         (["training.fsdp=full_shard"], "training.fsdp: not supported"),
-        (["training.torch_compile_mode=fast"], "not one of torch.compile's: .*max-autotune"),
+        (["training.torch_compile_mode=fast"], "Unrecognized mode=fast, should be one of: default.*max-autotune"),
         (["training.use_liger_kernel=true"], "pip install liger-kernel"),
         (
             [

@@ -81,19 +81,18 @@ def reply(config: Config, loaded: "Loaded", messages: Messages) -> Reply:
         UserError: the last message is not the user's, or unusable generation settings.
     """
     asked = put(config, loaded, messages)
-    _check_length(config, loaded, asked)
     # Where it samples, a conversation is not to be repeated.
     anew = dataclasses.replace(config.generation, seed=random.getrandbits(32))
     decoder = _decoder(dataclasses.replace(config, generation=anew), loaded)
+    _check_length(decoder, asked)
     written = next(decoder.write([asked]))
     return Reply(written.text.strip(), written.prompt_tokens, written.tokens)
 
 
-def _check_length(config: Config, loaded: "Loaded", asked: prompts.Asked) -> None:
+def _check_length(decoder: Any, asked: prompts.Asked) -> None:
     """Refuse more than the model has positions for: its attention would need memory without end."""
-    model: Any = loaded.model
-    (item,) = _decoder(config, loaded).ask([asked])
-    most = getattr(model.config, "max_position_embeddings", None)
+    (item,) = decoder.ask([asked])
+    most = getattr(decoder.model.config, "max_position_embeddings", None)
     if most is not None and len(item.ids) > most:
         raise TooLong(
             f"the conversation takes {len(item.ids):,} tokens, this model has {most:,} positions. Say it shorter, or "

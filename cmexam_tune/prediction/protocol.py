@@ -155,8 +155,10 @@ def _logprobs(written: "Written", wanted: Mapping[str, Any], chatting: bool) -> 
     """Return the log-probabilities of the answer's tokens as chats or completions hold them."""
     if top_tokens(wanted) is None:
         return None
+    from cmexam_tune.models.watching import within
+
     cut = _cut(written.text, stop_texts(wanted))
-    tokens = [token for token in written.logs if cut is None or token.start < len(cut)]
+    tokens = within(written.logs, None if cut is None else len(cut))
 
     def entry(text: str, logprob: float) -> dict[str, Any]:
         # A token of a part of a character has no text of its own.

@@ -66,8 +66,9 @@ def write(folder: Path, parts: Iterable[dict[str, str]], processes: int, deepspe
 def read(folder: Path) -> dict[str, Any] | None:
     """Return what `write` wrote, or None for a file that is not there, damaged or of another kind."""
     try:
-        jsonl.read_one(folder / MANIFEST, Checksums, "file of checksums")
-        return dict(documents.read_json(folder / MANIFEST))
+        facts: dict[str, Any] = documents.read_json(folder / MANIFEST, "file of checksums")
+        jsonl.from_object(Checksums, facts, str(folder / MANIFEST))
+        return facts
     except (UserError, OSError):
         return None
 

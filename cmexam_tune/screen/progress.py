@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from importlib import import_module
 from importlib.util import find_spec
 from types import TracebackType
 from typing import Any, TypeVar
@@ -112,10 +113,7 @@ class Progress:
 
 
 def _bar(text: str, total: int | None, done: int) -> Any:
-    from tqdm import tqdm
-    from tqdm.notebook import tqdm as widget
-
-    make = widget if cli.in_notebook() else tqdm
+    make: Any = import_module("tqdm.notebook" if cli.in_notebook() else "tqdm").tqdm  # the one loads IPython
     return make(desc=text, total=total, initial=done, bar_format="{desc} |{bar}|" if total else "{desc}", leave=False)
 
 

@@ -50,7 +50,7 @@ class Run:
     """What predict wrote beside them; None where another tool made them."""
 
 
-def evaluate(  # noqa: PLR0913 - one argument for each flag of the program
+def evaluate(
     predictions: Predictions | Sequence[str | Path],
     questions: Questions,
     out: str | Path | None = None,

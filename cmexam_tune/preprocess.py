@@ -56,7 +56,7 @@ class Split:
     stratify: str | None = None
 
 
-def preprocess(  # noqa: PLR0913 - one argument for each flag of the program
+def preprocess(
     exam: str,
     inputs: Sequence[str | Path],
     out: str | Path,

@@ -84,11 +84,9 @@ def _reported(path: Path) -> float | None:
         except UserError as error:
             cli.note(f"note: a report is left out, it cannot be read ({str(error).splitlines()[0]})")
             continue
-        overall, identity = report.get("overall"), report.get("identity")
-        scored = identity.get("adapter") if isinstance(identity, dict) else None
-        parts = Path(scored).parts[-2:] if isinstance(scored, str) else ()
-        if path.resolve().parts[len(path.resolve().parts) - len(parts) :] != parts:
-            continue  # of another run in this folder
+        if not folders.about(report, path):
+            continue
+        overall = report.get("overall")
         value = overall.get("accuracy") if isinstance(overall, dict) else None
         return float(value) if isinstance(value, int | float) else None
     return None

@@ -16,7 +16,8 @@ from cmexam_tune.core import cli
 
 LIBRARIES = [
     "torch", "deepspeed", "peft", "datasets", "cmexam_tune.training.loop", "cmexam_tune.families.llama",
-    "cmexam_tune.train", "cmexam_tune.prediction.answering", "cmexam_tune.predict", "cmexam_tune.models.merging",
+    "cmexam_tune.families.chatglm", "cmexam_tune.train", "cmexam_tune.prediction.answering", "cmexam_tune.predict",
+    "cmexam_tune.models.merging",
 ]  # fmt: skip
 context: Any = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(LIBRARIES)

@@ -252,8 +252,12 @@ def test_the_card_has_data_scores_and_modelfile(trained: Callable[[str, str], Pa
     jsonl.write(tmp_path / "p.jsonl", guessed)
     evaluate([tmp_path / "p.jsonl"], asked, run / "report")
     accuracy = json.loads((run / "report" / "report.json").read_text())["overall"]["accuracy"]
+    (run / "report2").mkdir()
+    of_other = '{"overall": {"accuracy": 98.76}, "identity": {"adapter": "seed1/other"}}'
+    (run / "report2" / "report.json").write_text(of_other, encoding="utf-8")
     run_export("--run", run, "--out", tmp_path / "m", "--merge")
     card = (tmp_path / "m" / "README.md").read_text(encoding="utf-8")
+    assert "98.76" not in card
     (train_file,) = runs.open_run(run).config.data.train
     assert hashlib.sha256(Path(train_file).read_bytes()).hexdigest() in card
     loss = json.loads((run / "metrics.json").read_text())["train_loss"]

@@ -1,14 +1,16 @@
 """A run that was killed, stopped or damaged ends bit-identical to one that was left alone."""
 
 import json
+import random
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 import train_helpers
 
@@ -19,36 +21,18 @@ pytest.importorskip("torch")
 
 from cmexam_tune.training import checkpoints
 
-HERE = Path(__file__).parent
+
+def start(command: list[str], processes: int) -> list[forked.Program]:
+    """Start a program and its words, as torchrun does where there are several processes."""
+    name, *words = command
+    return [forked.Program(name, words)] if processes == 1 else forked.group(name, words, processes)
 
 
-class Driver:
-    """`resume_driver.py`, started once for this file."""
-
-    def __init__(self, errors: Path) -> None:
-        self.errors = errors
-        self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "resume_driver.py")], env=train_helpers.ENVIRONMENT, cwd=HERE.parent, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors.open("w"),
-        )  # fmt: skip
-
-    def __call__(self, command: list[str], log: str, processes: int = 1, **job: Any) -> dict[str, Any]:
-        assert self.process.stdin and self.process.stdout
-        words = {"command": command, "log": log, "processes": processes, "kills": 0, **job}
-        print(json.dumps(words), file=self.process.stdin, flush=True)
-        line = self.process.stdout.readline()
-        assert line, self.errors.read_text()[-3000:]
-        result: dict[str, Any] = json.loads(line)
-        assert set(result["codes"]) == {0}, Path(f"{log}.0").read_text()[-3000:]
-        return result
-
-
-@pytest.fixture(scope="module")
-def drive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
-    driver = Driver(tmp_path_factory.mktemp("driver") / "stderr.log")
-    yield driver
-    driver.process.kill()
-    driver.process.wait()
+def finish(command: list[str], processes: int) -> str:
+    """Run a program to its end; return what the first process noted."""
+    ended = [program.wait(1200) for program in start(command, processes)]
+    assert {code for code, _, _ in ended} == {0}, ended[0][2][-3000:]
+    return ended[0][2]
 
 
 def adapter(out: Path) -> bytes:
@@ -67,6 +51,7 @@ def experiment(folder: Path, name: str, **changes: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    assert forked.Program("train", ["--help"]).wait()[0] == 0  # the libraries are loaded before anything is timed
     folder = train_helpers.world(tmp_path_factory.mktemp("resume"))
     text = train_helpers.questions(folder / "other.jsonl", 6, seed=3).read_text(encoding="utf-8")
     (folder / "other.jsonl").write_text(text.replace('"q:', '"other:'), encoding="utf-8")
@@ -106,54 +91,58 @@ def losses(out: Path) -> list[tuple[int, float]]:
     return [(entry["step"], entry["loss"]) for entry in entries if "loss" in entry]
 
 
-def killed(
-    drive: Driver, processes: int, command: Callable[[Path], list[str]], out: Path, kills: int
-) -> tuple[Path, list[Path]]:
+def killed(processes: int, command: Callable[[Path], list[str]], out: Path, kills: int) -> tuple[Path, list[Path]]:
     """Run `command(whole)` undisturbed, and others killed at random moments until there were `kills` kills in all."""
 
-    def run(name: str, **more: Any) -> tuple[Path, dict[str, Any]]:
-        place = out.with_name(f"{out.name}_{kills}_{name}")
-        return place, drive(command(place), f"{place}.log", processes, **more)
+    def place(name: str) -> Path:
+        return out.with_name(f"{out.name}_{kills}_{name}")
 
-    whole, result = run("whole")
-    window = [0.05 * result["seconds"], 0.8 * result["seconds"]]
+    started = time.monotonic()
+    finish(command(place("whole")), processes)
+    seconds, rng = time.monotonic() - started, random.Random(kills)
     broken: list[Path] = []
     done = 0
     while done < kills:
-        assert len(broken) < 3 * kills, f"{done} kills in {len(broken)} runs of {result['seconds']} s"
-        seed = 100 * kills + len(broken)
-        place, result = run(f"broken{len(broken)}", kills=kills - done, seed=seed, window=window)
-        broken.append(place)
-        done += result["kills"]
-    return whole, broken
+        assert len(broken) < 3 * kills, f"{done} kills in {len(broken)} runs of {seconds} s"
+        broken.append(place(f"broken{len(broken)}"))
+        while done < kills:
+            programs = start(command(broken[-1]), processes)
+            time.sleep(rng.uniform(0.05 * seconds, 0.8 * seconds))
+            if not any(program.running for program in programs):
+                break
+            for program in programs:
+                program.kill()
+            done += 1
+        finish(command(broken[-1]), processes)
+    return place("whole"), broken
 
 
-def kill_and_compare(drive: Driver, folder: Path, name: str, kills: int) -> None:
+def kill_and_compare(folder: Path, name: str, kills: int) -> None:
     processes, changes = SETTINGS[name]
     path = experiment(folder, name, **changes)
 
     def command(out: Path) -> list[str]:
         return ["train", "--config", str(path), f"out={out}"]
 
-    whole, broken = killed(drive, processes, command, folder / name, kills)
+    whole, broken = killed(processes, command, folder / name, kills)
     for out in broken:
         assert adapter(out) == adapter(whole)
         assert losses(out) == losses(whole)
 
 
 @pytest.mark.parametrize("name", ["plain", "packed", "ptuning", "chatglm"])
-def test_killed_at_random_moments(drive: Driver, folder: Path, name: str) -> None:
-    kill_and_compare(drive, folder, name, kills=2)
+def test_killed_at_random_moments(folder: Path, name: str) -> None:
+    kill_and_compare(folder, name, kills=2)
 
 
-def test_killed_on_two_processes(drive: Driver, folder: Path) -> None:
+def test_killed_on_two_processes(folder: Path) -> None:
     """ZeRO-2, two files with weights and shuffled options; plain files on two processes are among the slow ones."""
-    kill_and_compare(drive, folder, "mixture", kills=2)
+    kill_and_compare(folder, "mixture", kills=2)
 
 
 @pytest.mark.parametrize(("name", "changes"), [("term", {}), ("term2", {"training__deepspeed": "zero2"})])
 def test_sigterm_saves_a_checkpoint_and_the_same_command_goes_on(
-    drive: Driver, folder: Path, name: str, changes: dict[str, Any]
+    folder: Path, name: str, changes: dict[str, Any]
 ) -> None:
     """One process exits with 130; torchrun hands the signal to its processes and reports it in a way of its own."""
     path = experiment(folder, name, training__num_train_epochs=6, training__save_steps=5, **changes)
@@ -177,21 +166,20 @@ def test_sigterm_saves_a_checkpoint_and_the_same_command_goes_on(
     assert "a checkpoint was saved" in log.read_text()
     assert not (out / "adapter").exists()
     stopped = checkpoints.step_of(checkpoints.found(out)[0])
-    for run in (out, whole):
-        drive(["train", *words(run)], f"{run}.log", processes=1 if alone else 2)
-    assert f"resuming from {out}/checkpoint-{stopped}" in Path(f"{out}.log.0").read_text()
+    noted, _ = (finish(["train", *words(run)], 1 if alone else 2) for run in (out, whole))
+    assert f"resuming from {out}/checkpoint-{stopped}" in noted
     assert adapter(out) == adapter(whole)
 
 
 @pytest.mark.slow
-def test_prediction_killed_at_twenty_random_moments(drive: Driver, folder: Path) -> None:
+def test_prediction_killed_at_twenty_random_moments(folder: Path) -> None:
     """`test_predict.py` has the quick one."""
     path = experiment(folder, "predict", generation__batch_size=2)
 
     def command(out: Path) -> list[str]:
         return ["predict", "--config", str(path), "--questions", str(folder / "train.jsonl"), "--out", f"{out}.jsonl"]
 
-    whole, broken = killed(drive, 1, command, folder / "predictions", kills=20)
+    whole, broken = killed(1, command, folder / "predictions", kills=20)
     expected = sorted(Path(f"{whole}.jsonl").read_text().splitlines())
     assert len(expected) == 20
     for out in broken:
@@ -202,5 +190,5 @@ def test_prediction_killed_at_twenty_random_moments(drive: Driver, folder: Path)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SETTINGS)
-def test_killed_at_twenty_random_moments(drive: Driver, folder: Path, name: str) -> None:
-    kill_and_compare(drive, folder, name, kills=20)
+def test_killed_at_twenty_random_moments(folder: Path, name: str) -> None:
+    kill_and_compare(folder, name, kills=20)

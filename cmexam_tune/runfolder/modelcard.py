@@ -81,6 +81,8 @@ def _reports(run: Path) -> list[tuple[str, str]]:
     found = []
     for path in runs.reports(run):
         report = documents.read_json(path, "report")
+        if not runs.about(report, run):
+            continue
         overall, asked = report.get("overall") or {}, (report.get("provenance") or {}).get("questions") or []
         if "accuracy" in overall:
             names = ", ".join(f"{Path(file['path']).name} (sha256 `{file['sha256'][:12]}`)" for file in asked)

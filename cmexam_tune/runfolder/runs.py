@@ -142,6 +142,14 @@ def reports(path: Path) -> list[Path]:
     return sorted([*path.glob("**/report.json"), *beside], key=lambda file: file.stat().st_mtime)
 
 
+def about(report: Mapping[str, Any], path: Path) -> bool:
+    """Return whether a report is of the run in this folder: one of another run may have been put there."""
+    identity = report.get("identity")
+    scored = identity.get("adapter") if isinstance(identity, dict) else None
+    parts, own = Path(scored).parts[-2:] if isinstance(scored, str) else (), path.resolve().parts
+    return own[len(own) - len(parts) :] == parts
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write JSON beside `path` and rename."""
     with files.atomic_write(path) as handle:

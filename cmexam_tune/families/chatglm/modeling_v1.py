@@ -230,7 +230,7 @@ class ChatGLMForCausalLM(ChatGLMPreTrainedModel, GenerationMixin):
             missing_keys.add("lm_head.weight")
         super().tie_weights(missing_keys=missing_keys, recompute_mapping=recompute_mapping)
 
-    def forward(  # noqa: PLR0913 - transformers' signature
+    def forward(
         self,
         input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,

@@ -262,7 +262,7 @@ class ChatGLM2ForCausalLM(ChatGLM2PreTrainedModel, GenerationMixin):
         """Replace the head."""
         self.transformer.output_layer = value
 
-    def forward(  # noqa: PLR0913 - transformers' signature
+    def forward(
         self,
         input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,

@@ -23,7 +23,7 @@ CLASSES = {
 }
 
 
-def build(  # noqa: PLR0913 - the sizes that cmexam_tune.tiny names
+def build(
     folder: Path,
     texts: Iterable[str],
     version: int = 1,

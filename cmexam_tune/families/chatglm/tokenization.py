@@ -68,7 +68,7 @@ class SentencePieceTokenizer(PreTrainedTokenizer):
         """Return ids with the special tokens of a prompt, or of a prompt and its answer."""
         raise NotImplementedError
 
-    def _encode_plus(  # noqa: PLR0913 - transformers' signature
+    def _encode_plus(
         self,
         text: Any,
         text_pair: Any = None,

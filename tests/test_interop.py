@@ -73,9 +73,97 @@ def test_opencompass_goes_by_place(tmp_path):
     entries = {str(i): {"origin_prompt": "..", "prediction": q.answer, "gold": "x"} for i, q in enumerate(QUESTIONS)}
     path.write_text(json.dumps(entries), encoding="utf-8")
     assert evaluate(path, QUESTIONS).overall["accuracy"] == 100
-    path.write_text('{"model": "x"}', encoding="utf-8")
-    with pytest.raises(DataError, match="not predictions of OpenCompass"):
+
+
+def test_another_json_file_is_told_what_is_read(tmp_path):
+    path = tmp_path / "log.json"
+    path.write_text('{"version": 2, "samples": []}', encoding="utf-8")
+    with pytest.raises(DataError, match=r"log.json: .*keys version, samples.*lm-eval.*EvalScope.*OpenCompass"):
         predictions.read(path, QUESTIONS)
+
+
+TOOLS = ("lm-eval", "evalscope", "opencompass")
+
+
+def numbered(*ids):
+    """Return questions with these ids; the right answers are A, B, C, ... in turn."""
+    return [
+        Question(name, f"第 {letter} 题，问什么？", OPTIONS, letter) for name, letter in zip(ids, "ABCD", strict=False)
+    ]
+
+
+def written_by(tool, questions, path, *, ids=False, words=True):
+    """Write the right answers as a tool does that was given these questions in this order."""
+    rows = []
+    for place, question in enumerate(questions):
+        options = "\n".join(f"{letter}) {text}" for letter, text in question.options.items())
+        asked = f"请作答。\n{question.stem}\n\n{options}\n答案：" if words else "请作答。"
+        record = {"id": int(question.id)} if ids else {}
+        if tool == "lm-eval":
+            row = {"doc_id": place, "doc": record | {"prompt": asked}, "resps": [[question.answer]], "filter": "none"}
+        elif tool == "evalscope":
+            messages = [{"role": "user", "content": asked}]
+            row = {"index": place, "model_output": question.answer, "metadata": record, "messages": messages}
+        else:
+            row = {"origin_prompt": [{"role": "HUMAN", "prompt": asked}], "prediction": question.answer}
+        rows.append(row)
+    if tool != "opencompass":
+        return lines(path.with_suffix(".jsonl"), *rows)
+    path = path.with_suffix(".json")
+    path.write_text(json.dumps({str(place): row for place, row in enumerate(rows)}), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("ids", [("1", "2", "3"), ("2", "0", "1")])
+@pytest.mark.parametrize("words", [True, False])
+@pytest.mark.parametrize("tool", TOOLS)
+def test_a_place_is_no_id(tmp_path, tool, ids, words):
+    questions = numbered(*ids)
+    path = written_by(tool, questions, tmp_path / "p", words=words)
+    assert {one.question_id: one.text for one in predictions.read(path, questions)} == dict(
+        zip(ids, "ABC", strict=True)
+    )
+
+
+@pytest.mark.parametrize("ids", [("1", "2", "3"), ("2", "0", "1")])
+@pytest.mark.parametrize("tool", ["lm-eval", "evalscope"])
+def test_an_id_that_comes_back_counts_before_the_place(tmp_path, tool, ids):
+    """As where EvalScope gets single and multiple choice in two files: the places are those of a part."""
+    questions = numbered(*ids)
+    path = written_by(tool, questions[1:], tmp_path / "p", ids=True)
+    report = evaluate(path, questions, answered_only=True)
+    assert (report.overall["n"], report.overall["accuracy"]) == (2, 100)
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_places_in_another_file_are_refused(tmp_path, tool):
+    questions = numbered("1", "2", "3")
+    other_part = written_by(tool, questions[1:], tmp_path / "part")
+    with pytest.raises(DataError, match=r"part.jsonl?:1: .*question '1', but question '2' was asked"):
+        evaluate(other_part, questions, answered_only=True)
+    another_order = written_by(tool, questions[::-1], tmp_path / "order")
+    with pytest.raises(DataError, match=r"order.jsonl?:1: .*question '1', but question '3' was asked"):
+        evaluate(another_order, questions)
+    too_many = written_by(tool, questions, tmp_path / "more")
+    with pytest.raises(DataError, match=r"more.jsonl?:3: place 2 of 2 questions"):
+        evaluate(too_many, questions[:2])
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_a_part_by_place_needs_the_words_that_were_asked(tmp_path, tool):
+    questions = numbered("1", "2", "3")
+    limited = written_by(tool, questions[:2], tmp_path / "limited")
+    report = evaluate(limited, questions, answered_only=True)
+    assert (report.overall["n"], report.overall["accuracy"]) == (2, 100)
+    bare = written_by(tool, questions[:2], tmp_path / "bare", words=False)
+    with pytest.raises(DataError, match=r"2 outputs for 3 questions.*cannot be told.*first lines"):
+        evaluate(bare, questions, answered_only=True)
+    assert evaluate(bare, questions[:2]).overall["accuracy"] == 100
+
+
+def test_ids_of_another_data_set_say_nothing(tmp_path):
+    rows = [{"doc_id": i, "doc": {"id": f"theirs-{i}"}, "resps": [[q.answer]]} for i, q in enumerate(QUESTIONS)]
+    assert evaluate(lines(tmp_path / "p.jsonl", *rows), QUESTIONS).overall["accuracy"] == 100
 
 
 def test_likelihoods_of_letters(tmp_path):

@@ -92,6 +92,14 @@ def test_repetition_is_free_in_the_scripts_rouge_but_not_in_the_standard():
     assert standard[0].text.rouge1.precision == 0.25
 
 
+def test_qilin_looks_for_the_texts_of_a_to_e_only():
+    """As the list of choices that its script is given; a letter is read wherever it is written."""
+    six = Question("q", "首选", DRUGS | {"F": "万古霉素"}, "B")
+    assert profiles.get("qilin").read("青霉素优于万古霉素", six).answer == "B"
+    assert profiles.get("qilin").read("万古霉素", six).answer is None
+    assert profiles.get("qilin").read("F", six).answer == "F"
+
+
 @needs_golden
 def test_unit_cases_of_the_scripts():
     for case in _golden()["unit_cases"]:

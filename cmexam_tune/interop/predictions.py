@@ -3,14 +3,21 @@
 - this project's: `question_id` and `text`;
 - lm-eval's samples (`--log_samples`): `doc_id`, `doc` and `resps`; the first of several filters is read, and where
   letters were scored (`multiple_choice`) the most likely one is the output;
-- EvalScope's predictions: `index` and `model_output` (`choices` in older versions);
+- EvalScope's predictions: `index`, `metadata` and `model_output` (`choices` in older versions);
 - OpenCompass' predictions: one JSON object `{"0": {"prediction": ...}, ...}`, in the order of the questions;
 - any JSONL with an `id` and an `output`, `response` or `prediction`.
 
-Ids may be integers. An output that is null is unreadable, not missing: it stays in every denominator.
+Which question an output answers is told by the id in its row: `question_id`, `id`, or the id of the question that
+lm-eval repeats in `doc` and EvalScope in `metadata`. Only where there is none, `doc_id`, `index` and OpenCompass' keys
+tell it. These are places in the file that the tool was given and never ids, although ids may be integers too.
+
+An output that is null is unreadable, not missing: it stays in every denominator.
 """
 
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +25,44 @@ from cmexam_tune.core import cli, documents, files, jsonl
 from cmexam_tune.core.errors import DataError
 from cmexam_tune.core.schema import Prediction, Question
 
-IDS = ("question_id", "id", "doc_id", "index")
+IDS, PLACES = ("question_id", "id"), ("doc_id", "index")
 TEXTS = ("text", "output", "response", "prediction", "model_output", "choices", "resps")
-_SHOWN = 8
+_DOCUMENTS = ("doc", "metadata", "raw_input")
+"""Where tools repeat the record that they asked, with its id."""
+_ASKED = ("doc", "raw_input", "origin_prompt", "messages")
+"""Where tools repeat the words that they asked."""
+_SHOWN, _PROBED = 8, 5
+_REMEDY = "Give --questions the file that the tool was given, or its first lines where the tool was limited to those."
+
+
+@dataclass(frozen=True)
+class _Row:
+    where: str
+    content: Mapping[str, Any]
+
+    @property
+    def id(self) -> str | None:
+        """The id that the row itself is given."""
+        return next((name for key in IDS if (name := _name(self.content.get(key))) is not None), None)
+
+    @property
+    def document_id(self) -> str | None:
+        """The id of the record that the tool repeats: ours, or that of another data set."""
+        records = [record for key in _DOCUMENTS if isinstance(record := self.content.get(key), dict)]
+        return next((name for record in records if (name := _name(record.get("id"))) is not None), None)
+
+    @property
+    def place(self) -> int | None:
+        places = [self.content[key] for key in PLACES if key in self.content]
+        return next((place for place in places if isinstance(place, int) and not isinstance(place, bool)), None)
+
+    def repeats(self, question: Question) -> bool:
+        """Return whether stem and options are among the words that the tool asked, whatever blanks it put there."""
+        return all(_squeezed(words) in self.asked for words in (question.stem, *question.options.values()))
+
+    @cached_property
+    def asked(self) -> str:
+        return _squeezed("\n".join(text for key in _ASKED for text in _texts(self.content.get(key))))
 
 
 def read(path: str | Path, questions: Sequence[Question]) -> list[Prediction]:
@@ -28,75 +70,117 @@ def read(path: str | Path, questions: Sequence[Question]) -> list[Prediction]:
 
     Args:
         path: The file.
-        questions: What was asked, in the order of the file that the tool was given: where a tool numbers its outputs,
-            the number is a place in it.
+        questions: What was asked; where outputs have places only, in the order of the file that the tool was given.
 
     Raises:
         UserError: the file is missing or empty.
-        DataError: a line that holds no output or no id, or an id twice; names file and line.
+        DataError: a line that holds no output or no id, an id twice, or outputs by place that answer other questions
+            than those or cannot be told to answer them; names file and line.
     """
     path = Path(path)
-    rows = _opencompass(path) if path.suffix == ".json" else jsonl.read_objects(path)
-    known = {question.id: question for question in questions}
-    found: dict[str, Prediction] = {}
-    lines: dict[str, int] = {}
-    filters: dict[str, object] = {}
-    empty = 0
-    for number, row in rows:
-        where = f"{path}:{number}"
-        one = _own(row, where) or _foreign(row, where, questions, known)
-        if one.question_id in found:
-            if row.get("filter") != filters[one.question_id]:
-                continue  # lm-eval writes every output once for each of its filters
-            raise DataError(
-                f"{where}: duplicate question_id {one.question_id!r}, first on line {lines[one.question_id]}."
-            )
-        found[one.question_id], lines[one.question_id] = one, number
-        filters[one.question_id] = row.get("filter")
-        empty += one.text == "" and not _own(row, where)
-    if not found:
+    contents = _opencompass(path) if path.suffix == ".json" else jsonl.read_objects(path)
+    rows = [_Row(f"{path}:{number}", content) for number, content in contents]
+    if not rows:
         raise DataError(f"{path}: holds no records, only blank lines.")
+    by_id = {question.id: question for question in questions}
+    predictions: dict[str, Prediction] = {}
+    first: dict[str, _Row] = {}
+    empty = 0
+    for row, name in zip(rows, _question_ids(path, rows, questions), strict=True):
+        if name in first:
+            if row.content.get("filter") != first[name].content.get("filter"):
+                continue  # lm-eval writes every output once for each of its filters
+            line = first[name].where.rpartition(":")[2]
+            raise DataError(f"{row.where}: duplicate question_id {name!r}, first on line {line}.")
+        first[name] = row
+        own = "question_id" in row.content and isinstance(row.content.get("text"), str)
+        predictions[name] = (
+            jsonl.from_object(Prediction, row.content, row.where) if own else _foreign(row, name, by_id.get(name))
+        )
+        empty += predictions[name].text == "" and not own
     if empty:
         cli.note(f"{path}: {empty} output(s) are null or empty; they count as unreadable.")
-    return list(found.values())
+    return list(predictions.values())
 
 
-def _own(row: Mapping[str, Any], where: str) -> Prediction | None:
-    if "question_id" in row and isinstance(row.get("text"), str):
-        return jsonl.from_object(Prediction, row, where)
-    return None
-
-
-def _foreign(
-    row: Mapping[str, Any], where: str, questions: Sequence[Question], known: Mapping[str, Question]
-) -> Prediction:
-    key = next((key for key in TEXTS if key in row), None)
-    if key is None:
+def _question_ids(path: Path, rows: Sequence[_Row], questions: Sequence[Question]) -> list[str]:
+    """Return the id of the question that each row answers; what `read` raises about them."""
+    ids = {question.id for question in questions}
+    # The records of another data set have ids of their own: a record's id counts where the file holds ours.
+    ours = any(row.document_id in ids for row in rows)
+    names: list[str] = []
+    by_place: set[int] = set()
+    for row in rows:
+        name, place = row.id, row.place
+        if name is None and (ours or place is None):
+            name = row.document_id
+        if name is None and place is not None:
+            if not 0 <= place < len(questions):
+                raise DataError(f"{row.where}: place {place} of {len(questions)} questions, counted from 0. {_REMEDY}")
+            name = questions[place].id
+            by_place.add(place)
+        if name is None:
+            raise DataError(f"{row.where}: no id, one of {', '.join(IDS)} is needed, or a number as doc_id or index.")
+        names.append(name)
+    told = _check_words(rows, names, questions)
+    if by_place and len(by_place) < len(questions) and not told:
         raise DataError(
-            f"{where}: no output, one of {', '.join(TEXTS)} is needed (found the keys {', '.join(list(row)[:_SHOWN])})."
+            f"{path}: {len(by_place)} outputs for {len(questions)} questions, numbered by place and without the words "
+            f"that were asked: which questions they answer cannot be told. {_REMEDY}"
         )
-    name = _id(row, where, questions, known)
-    outputs = _outputs(row[key], known.get(name) if key == "resps" else None)
+    return names
+
+
+def _check_words(rows: Sequence[_Row], names: Sequence[str], questions: Sequence[Question]) -> bool:
+    """Return whether every row repeats the words of the question that it is taken for.
+
+    Tools change words (blanks, letters of options), so other words alone are no error; those of another question are.
+
+    Raises:
+        DataError: names the first row that was asked another question.
+    """
+    by_id = {question.id: question for question in questions}
+    unlike = [
+        (row, name)
+        for row, name in zip(rows, names, strict=True)
+        if row.id is None and name in by_id and not row.repeats(by_id[name])
+    ]
+    for row, name in unlike[:_PROBED]:
+        other = next((question for question in questions if row.repeats(question)), None)
+        if other is not None:
+            raise DataError(
+                f"{row.where}: would be taken for question {name!r}, but question {other.id!r} was asked. {_REMEDY}"
+            )
+    return not unlike
+
+
+def _name(value: object) -> str | None:
+    """Return an id, which may be an integer, as text; None for what is no id."""
+    return str(value) if isinstance(value, str | int) and not isinstance(value, bool) and value != "" else None
+
+
+def _texts(value: object) -> Iterator[str]:
+    """Yield the texts in nested lists and objects."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _texts(item)
+
+
+def _squeezed(text: str) -> str:
+    return "".join(unicodedata.normalize("NFKC", text).split())
+
+
+def _foreign(row: _Row, name: str, question: Question | None) -> Prediction:
+    key = next((key for key in TEXTS if key in row.content), None)
+    if key is None:
+        keys = ", ".join(list(row.content)[:_SHOWN])
+        raise DataError(f"{row.where}: no output, one of {', '.join(TEXTS)} is needed (found the keys {keys}).")
+    outputs = _outputs(row.content[key], question if key == "resps" else None)
     if outputs is None:
-        raise DataError(f"{where}: {key!r} holds no text: {str(row[key])[:60]!r}.")
+        raise DataError(f"{row.where}: {key!r} holds no text: {str(row.content[key])[:60]!r}.")
     return Prediction(name, outputs[0], votes=tuple(outputs) if len(outputs) > 1 else ())
-
-
-def _id(row: Mapping[str, Any], where: str, questions: Sequence[Question], known: Mapping[str, Question]) -> str:
-    """Return the question's id: the row's own, the one in the document that lm-eval repeats, or by its place."""
-    document = row.get("doc")
-    given = [document.get("id")] if isinstance(document, dict) else []
-    given += [row[key] for key in IDS if key in row]
-    names = [str(one) for one in given if isinstance(one, str | int) and not isinstance(one, bool) and one != ""]
-    if not names:
-        raise DataError(f"{where}: no id, one of {', '.join(IDS)} is needed.")
-    for name in names:
-        if name in known:
-            return name
-    place = row.get("doc_id", row.get("index"))
-    if isinstance(place, int) and "id" not in row and 0 <= place < len(questions):
-        return questions[place].id
-    return names[0]
 
 
 def _outputs(value: Any, question: Question | None) -> list[str] | None:
@@ -131,8 +215,14 @@ def _log_likelihood(value: Any) -> float | None:
 
 def _opencompass(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     value = documents.read_json(files.check_input(path), "predictions of OpenCompass")
-    entries = list(value.items()) if isinstance(value, dict) else []
+    entries = list(value.items())
     if not entries or not all(key.isdecimal() and isinstance(entry, dict) for key, entry in entries):
-        raise DataError(f'{path}: not predictions of OpenCompass, which are {{"0": {{"prediction": ...}}, ...}}.')
+        raise DataError(
+            f"{path}: no predictions that are read here (found the keys {', '.join(list(value)[:_SHOWN])}). Read are "
+            "JSON lines (.jsonl) of this project, of lm-eval (samples_*.jsonl of --log_samples), of EvalScope or with "
+            "an id and an output in each line, and of .json files those of OpenCompass, "
+            '{"0": {"prediction": ...}, ...}.'
+        )
     for key, entry in entries:
-        yield int(key) + 1, {"index": int(key), "prediction": entry.get("prediction")}
+        row = {"index": int(key), **{name: entry.get(name) for name in ("prediction", "origin_prompt")}}
+        yield int(key) + 1, row

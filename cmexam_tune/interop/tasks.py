@@ -4,8 +4,11 @@
   sets. lm-eval's own comparison takes several targets as any of them.
 - OpenCompass: a dataset config. Its custom data sets (`--custom-dataset-path`) know one letter only, so the config
   reads and scores as OpenCompass' own CMB does: all capitals of the output, sorted, equal to the answer.
-- EvalScope: `general_mcq`, which asks in its own words and wants single and multiple choice in two files. Its outputs
-  go by place, so the questions of each file are written beside it for `evaluate`.
+- EvalScope: `general_mcq`, which asks in its own words and wants single and multiple choice in two files. The questions
+  of each are written beside it for `evaluate`.
+
+Every row has our id. lm-eval and EvalScope write it beside the output; OpenCompass keeps no field of a row but the
+prompt and the answer, so that `evaluate` matches by place there and compares the prompts.
 """
 
 import re

@@ -28,7 +28,7 @@ setup(
     ],
     package_dir={"cmexam_tune.recipes": "recipes", "cmexam_tune.recipes.deepspeed": "recipes/deepspeed"},
     package_data={
-        "cmexam_tune": ["*.yaml", "*/*.yaml", "report/assets/*", "sample/*", "sample/*/*", "py.typed"],
+        "cmexam_tune": ["*.yaml", "*/*.yaml", "*/*/*.yaml", "report/assets/*", "sample/*", "sample/*/*", "py.typed"],
         "cmexam_tune.recipes": ["*.yaml", "*.sh", "*.md"],
         "cmexam_tune.recipes.deepspeed": ["*.json"],
     },

@@ -16,8 +16,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from cmexam_tune import profiles
 from cmexam_tune.core.schema import Question
+from cmexam_tune.evaluation import scorers
 
 TABLE = Path(__file__).resolve().parents[1] / "tests" / "data" / "answers.jsonl"
 PARSERS = ("standard", "cmexam-lora", "cmexam-chatglm", "cmb")
@@ -29,7 +29,7 @@ def load() -> list[dict]:
 
 def read(parser: str, row: dict) -> str | None:
     question = Question("row", row["stem"], row["options"], None, kind=row["kind"])
-    return profiles.get(parser).read(row["text"], question).answer
+    return scorers.get(parser).read(row["text"], question).answer
 
 
 def measure(parser: str, rows: Sequence[dict]) -> tuple[float, float, list[dict]]:

@@ -1,7 +1,7 @@
 """Encoding as many questions as CMB-train has: memory of a process, and the start of a run whose cache is ready.
 
 Each side runs in a process of its own: lists of Python integers (as one would hold them), and the memory-mapped tables
-of `cmexam_tune.batching.encoding`, first made and then found in the cache.
+of `cmexam_tune.training.data.encoding`, first made and then found in the cache.
 """
 
 import argparse
@@ -36,9 +36,9 @@ def write_questions(path, count):
 
 def world(folder):
     """Return config, family, model and questions of the run that is measured."""
-    from cmexam_tune.batching.questions import QuestionFiles
-    from cmexam_tune.core.config import parse_config
-    from cmexam_tune.families import llama
+    from cmexam_tune.config import parse_config
+    from cmexam_tune.models.families import llama
+    from cmexam_tune.training.data.questions import QuestionFiles
 
     config = parse_config({
         "data": {"train": [f"{folder}/train.jsonl"]},
@@ -59,7 +59,7 @@ def measure(side, folder):
         encoded = family.encode(loaded, list(questions), config.prompt, config.model)
         tokens = sum(len(row["input_ids"]) for row in encoded.rows)
     else:
-        from cmexam_tune.batching import encoding
+        from cmexam_tune.training.data import encoding
 
         tokens = sum(encoding.encode(config, family, loaded, questions, Path(folder) / "cache").lengths)
     seconds = time.perf_counter() - started

@@ -123,17 +123,17 @@ def job_of(check, job):
 
 
 def chosen_dtype(check, cpu):
-    from cmexam_tune.training import precision
+    from cmexam_tune.training import precision_checks
 
     if check.dtype == "half":
-        return "bf16" if precision.Card.here(cpu).bf16 else "fp16"
+        return "bf16" if precision_checks.Card.here(cpu).bf16 else "fp16"
     return check.dtype
 
 
 def reason_to_skip(check, job):
     """Why a check cannot be done here, or None."""
     from cmexam_tune.core.errors import ConfigError
-    from cmexam_tune.training import precision
+    from cmexam_tune.training import precision_checks
 
     cpu = job["device"] == "cpu"
     if check.needs and importlib.util.find_spec(check.needs) is None:
@@ -144,7 +144,7 @@ def reason_to_skip(check, job):
         return "torch.compile needs a C++ compiler, and there is none"
     if check.dtype in ("bf16", "fp16"):
         try:
-            precision.choose({check.dtype: True}, precision.Card.here(cpu))
+            precision_checks.choose({check.dtype: True}, precision_checks.Card.here(cpu))
         except ConfigError as error:
             return str(error)
     return None
@@ -181,7 +181,7 @@ def check_predict(check, job):
     import torch
 
     from cmexam_tune.core import jsonl, schema
-    from cmexam_tune.runfolder import runs
+    from cmexam_tune.training.run_directory import run as runs
 
     job = job_of(check, job)
     settings = sides.recipe(job)

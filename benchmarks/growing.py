@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from cmexam_tune import answers, profiles
 from cmexam_tune.core.schema import Question
+from cmexam_tune.evaluation import answer_parsing, scorers
 
 QUESTION = Question("q", "下列错误的是", {letter: f"选项{letter}的内容" for letter in "ABCDE"}, "B", kind="multiple")
 PIECES = (
@@ -115,11 +115,11 @@ AFTER = ("", "x", "A")
 
 def readers() -> dict[str, Callable[[str], object]]:
     found: dict[str, Callable[[str], object]] = {
-        name: partial(profiles.get(name).read, question=QUESTION)
-        for name in profiles.names()
+        name: partial(scorers.get(name).read, question=QUESTION)
+        for name in scorers.names()
         if not name.startswith("standard-")
     }
-    return {**found, "explanation": answers.split_explanation}
+    return {**found, "explanation": answer_parsing.split_explanation}
 
 
 def seconds(read: Callable[[str], object], text: str) -> float:

@@ -21,7 +21,7 @@ from sacrebleu.metrics import BLEU
 
 from cmexam_tune.core import jsonl
 from cmexam_tune.core.schema import Question
-from cmexam_tune.metrics import text_metrics
+from cmexam_tune.evaluation import text_metrics
 
 ROUGES = ("rouge1", "rouge2", "rougeL")
 

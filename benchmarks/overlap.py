@@ -16,8 +16,8 @@ from pathlib import Path
 
 from cmexam_tune.check import check
 from cmexam_tune.core import jsonl
+from cmexam_tune.core.normalise import jaccard, question_text
 from cmexam_tune.core.schema import Question
-from cmexam_tune.overlap.texts import jaccard, question_text
 
 CHARACTERS = [chr(code) for code in range(0x4E00, 0x4E00 + 2500)]
 BEGINNINGS = ("下列关于{}的叙述，错误的是", "患者，男，45岁。{}。最可能的诊断是", "{}的主要作用是", "属于{}的是")

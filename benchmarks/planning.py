@@ -18,18 +18,18 @@ def main():
     parser.add_argument("--json", metavar="FILE", help="write what was printed here too")
     parser.add_argument("--count", type=int, default=27_000, help="questions of 60 to 512 tokens; default: %(default)s")
     options = parser.parse_args()
-    from cmexam_tune.batching import batches
+    from cmexam_tune.training.data import sampler
 
     chance = random.Random(0)
     lengths = [chance.randint(60, chance.choice((150, 512))) for _ in range(options.count)]
     found = []
     for processes in (1, 8):
         for tokens in (2048, 8192):
-            layout = batches.Layout(len(lengths), 32, max_tokens=tokens)
+            layout = sampler.Layout(len(lengths), 32, max_tokens=tokens)
             started, cpu = time.perf_counter(), time.process_time()
-            shares = batches.spread(range(len(lengths)), lengths, layout, processes)
+            shares = sampler.spread(range(len(lengths)), lengths, layout, processes)
             seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
-            most = max(batches.slots(micro, lengths) for share in shares for micro in share)
+            most = max(sampler.slots(micro, lengths) for share in shares for micro in share)
             assert most <= tokens and sum(len(micro) for share in shares for micro in share) == options.count
             found.append({"processes": processes, "max_tokens_per_batch": tokens, "batches": len(shares[0]),
                           "fullest": most, "seconds": seconds, "cpu_seconds": cpu})  # fmt: skip

@@ -30,13 +30,13 @@ import torch
 import transformers
 import vocabulary
 
-from cmexam_tune import prompts, tiny
-from cmexam_tune.core import config, jsonl
-from cmexam_tune.core.config import Config
+from cmexam_tune import config, prompts, tiny
+from cmexam_tune.config import Config
+from cmexam_tune.core import jsonl
 from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.exams import cmexam
-from cmexam_tune.families import Loaded, llama
-from cmexam_tune.models import reading
+from cmexam_tune.models.families import Loaded, llama
+from cmexam_tune.models.generation import prefill
 from cmexam_tune.prompts import Asking
 
 WIDTH, NEW_TOKENS = 256, 256
@@ -157,11 +157,11 @@ def with_examples(
         decoder = llama.decoder(loaded, setup)
         tokens = [len(item.ids) for item in decoder.ask(asked)]
         found = {}
-        for name, shortest in (("whole", 10**9), ("shared", reading.SHORTEST)):
-            kept, reading.SHORTEST = reading.SHORTEST, shortest
+        for name, shortest in (("whole", 10**9), ("shared", prefill.SHORTEST)):
+            kept, prefill.SHORTEST = prefill.SHORTEST, shortest
             timed(decoder.answer(asked[: arguments.batch_size]), arguments.device)
             found[name] = timed(decoder.answer(asked), arguments.device)
-            reading.SHORTEST = kept
+            prefill.SHORTEST = kept
         whole, shared = found["whole"], found["shared"]
         results[mode] = {
             "questions": len(some),

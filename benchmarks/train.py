@@ -33,7 +33,7 @@ WARM_UP = 2
 
 def recipe(job):
     """The experiment of side c; the others take their numbers from it."""
-    from cmexam_tune.core import config
+    from cmexam_tune import config
 
     if "recipe" in job:
         return config.load_config(job["recipe"], job["overrides"])
@@ -58,16 +58,16 @@ def ready(job):
     import torch
 
     from cmexam_tune import train
-    from cmexam_tune.families import Loaded
-    from cmexam_tune.runfolder import runs
+    from cmexam_tune.models.families import Loaded
     from cmexam_tune.training import arguments
+    from cmexam_tune.training.run_directory import run
 
     settings = recipe(job)
     torch.set_num_threads(job["threads"])
     Path(job["out"]).mkdir(parents=True, exist_ok=True)
     args = arguments.build(settings, Path(job["out"]))
     torch.manual_seed(1)
-    family, method = runs.parts(settings)
+    family, method = run.parts(settings)
     questions = list(train.question_files(settings)[0])
     loaded = family.load(settings.model, questions, str(args.device))
     if args.gradient_checkpointing:
@@ -159,11 +159,12 @@ def ours(job):
 
     import datasets
 
-    from cmexam_tune.batching import batches, encoding
-    from cmexam_tune.batching import data as datas
     from cmexam_tune.models.features import Truncation
     from cmexam_tune.training import arguments as layouts
-    from cmexam_tune.training import evaluation as trainers
+    from cmexam_tune.training import exam_evaluation as trainers
+    from cmexam_tune.training.data import datasets as datas
+    from cmexam_tune.training.data import encoding
+    from cmexam_tune.training.data import sampler as batches
 
     settings, args, family, loaded, rows = ready(job)
     clock, overflows = Clock(), []

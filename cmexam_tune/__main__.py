@@ -9,7 +9,7 @@ from typing import NoReturn
 from cmexam_tune import __version__
 from cmexam_tune.core import cli
 from cmexam_tune.core.variants import suggest
-from cmexam_tune.upstream.translation import Script
+from cmexam_tune.interop.compat.cmexam_repo import Script
 
 PROGRAMS = {
     "preprocess": "raw exam files into questions and prompts",

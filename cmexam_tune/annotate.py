@@ -5,12 +5,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cmexam_tune.clinic import annotations
-from cmexam_tune.clinic.annotations import FACETS, Proposal
 from cmexam_tune.core import cli, files, jsonl
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.core.schema import Question
-from cmexam_tune.prediction import loading
+from cmexam_tune.inference import annotations, loading
+from cmexam_tune.inference.annotations import FACETS, Proposal
 from cmexam_tune.report.table import Table
 
 EPILOG = """The instruction is the paper's (appendix A.2); only the listed categories and 不符合 are accepted. Several
@@ -46,7 +45,7 @@ def annotate(
         raise UserError(
             f"--config: two models are called {double[0]}, and a model goes by its recipe's name. Rename one."
         )
-    from cmexam_tune.prediction import annotating
+    from cmexam_tune.inference import annotating
 
     written = {}
     for name, model in zip(names, models, strict=True):

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cmexam_tune import prompts
+from cmexam_tune.config import Config
 from cmexam_tune.core import cli, variants
-from cmexam_tune.core.config import Config
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.core.schema import Question, Turn
 from cmexam_tune.exams._cells import Cells, Unreadable
 
 if TYPE_CHECKING:
-    from cmexam_tune.families import Loaded
+    from cmexam_tune.models.families import Loaded
 
 EPILOG = """A message may have several lines; an empty line sends it. A question with lines of options (A ..., B ...) is
 asked in the words that the model was trained on. /help lists the commands.
@@ -59,7 +59,7 @@ def load(run: str | Path, overrides: Sequence[str] = ()) -> "tuple[Config, Loade
     Raises:
         UserError: no finished run, or one whose model chooses among options and cannot write.
     """
-    from cmexam_tune.prediction import loading
+    from cmexam_tune.inference import loading
 
     source = loading.open_source(run, overrides)
     family = source.config.model.family

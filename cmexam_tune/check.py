@@ -7,7 +7,14 @@ from pathlib import Path
 
 from cmexam_tune.core import cli, files, jsonl
 from cmexam_tune.core.errors import UserError
-from cmexam_tune.overlap.checking import DEFAULT_DROP, REASONS, Checked, check_files, check_reasons, names_of
+from cmexam_tune.quality.findings import (
+    DEFAULT_DROP,
+    REASONS,
+    Checked,
+    check_files,
+    check_reasons,
+    names_of,
+)
 
 EPILOG = f"""writes to DIR, and changes nothing else:
   check.json, check.md, check.html     counts, every finding, the pairs side by side with their differences marked
@@ -71,7 +78,7 @@ def _targets(out: Path, names: Sequence[str], overwrite: bool) -> list[Path]:
 
 
 def _write(result: Checked, paths: dict[str, Path], out: Path) -> None:
-    from cmexam_tune.overlap import page
+    from cmexam_tune.quality import check_page
 
     for name in result.questions:
         with files.atomic_write(out / f"{name}.clean.questions.jsonl") as handle:
@@ -85,8 +92,8 @@ def _write(result: Checked, paths: dict[str, Path], out: Path) -> None:
                     handle.write(jsonl.dumps(asdict(one)) + "\n")
     texts = {
         "check.json": json.dumps(result.to_dict(), ensure_ascii=False, indent=1) + "\n",
-        "check.md": page.markdown(result),
-        "check.html": page.page(result, paths),
+        "check.md": check_page.markdown(result),
+        "check.html": check_page.page(result, paths),
     }
     for name, text in texts.items():
         with files.atomic_write(out / name) as handle:
@@ -108,9 +115,9 @@ def main(argv: Sequence[str]) -> int | None:
     args = parser.parse_args(argv)
     drop = [reason.strip() for reason in args.drop.split(",") if reason.strip()]
     result = check(args.questions, args.against, args.out, drop=drop, overwrite=args.overwrite)
-    from cmexam_tune.overlap import page
+    from cmexam_tune.quality import check_page
 
-    for table in page.tables(result):
+    for table in check_page.tables(result):
         cli.say(table.text() + "\n")
     cli.say(f"written to {args.out}")
     return None

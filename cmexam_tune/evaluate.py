@@ -7,16 +7,31 @@ from datetime import date
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cmexam_tune import profiles
 from cmexam_tune.core import cli, files, jsonl
 from cmexam_tune.core.errors import DataError, UserError
 from cmexam_tune.core.schema import Prediction, Question
+from cmexam_tune.evaluation import (
+    bridge,
+    comparison,
+    cut,
+    grading,
+    notes,
+    scorers,
+    selection,
+)
+from cmexam_tune.evaluation.scorers import Profile
 from cmexam_tune.interop import predictions as others
-from cmexam_tune.overlap import leaks
-from cmexam_tune.paper import published as paper
-from cmexam_tune.profiles import Profile
-from cmexam_tune.report import building, identity, plots, provenance, sections, training, writing
-from cmexam_tune.scoring import bridge, comparison, cut, grading, notes, selection
+from cmexam_tune.quality import contamination
+from cmexam_tune.report import (
+    building,
+    identity,
+    plots,
+    provenance,
+    sections,
+    writing,
+)
+from cmexam_tune.report.papers import published_tables as paper
+from cmexam_tune.training.run_directory import log
 
 T = TypeVar("T")
 Predictions = str | Path | Sequence[Prediction]
@@ -86,7 +101,7 @@ def evaluate(
     Raises:
         UserError: a file is missing, broken or of other questions, a report exists, the profile or paper is unknown.
     """
-    rules = profiles.get("standard" if profile == ALL else profile)
+    rules = scorers.get("standard" if profile == ALL else profile)
     _check_out(out, overwrite)
     every = _records(questions, Question)
     everyone = [*_load(predictions, name, every), *_baseline(baseline, every)]
@@ -98,7 +113,9 @@ def evaluate(
     several = _several(runs, rules, [one.note for one in (first, *more)], seeds)
     result = replace(result, selection=part, **several, **_by_profile(runs[first.name], profile, first.note))
     result = replace(result, **_compared(runs, against, asked, rules), cut=cut.by_run(runs))
-    result = replace(result, subsets=leaks.subsets(runs[first.name], result.comparison, sources["questions"], overlap))
+    result = replace(
+        result, subsets=contamination.subsets(runs[first.name], result.comparison, sources["questions"], overlap)
+    )
     return result if out is None else writing.write(result, runs, out, overwrite=overwrite, latex=latex)
 
 
@@ -145,7 +162,7 @@ def _by_profile(first: Sequence[grading.Graded], profile: str, note: object) -> 
     """Return the report's sections about other profiles than ours."""
     if profile == bridge.STANDARD:
         return {}
-    wanted = profiles.names() if profile == ALL else [profile]
+    wanted = scorers.names() if profile == ALL else [profile]
     scores, bridges = bridge.to_profiles(
         first, wanted, notes.style(note), provenance.option_order(note), notes.asks_for_explanations(note)
     )
@@ -164,7 +181,7 @@ def _about(run: Run, runs: Runs, rules: Profile, sources: Sources, beside: Any) 
         date=date.today().isoformat(),
     )
     trained = made_by.get("run")
-    curves = training.curves(Path(trained)) if isinstance(trained, str) else {}
+    curves = log.curves(Path(trained)) if isinstance(trained, str) else {}
     return replace(report, identity=who, training=curves)
 
 
@@ -227,7 +244,7 @@ def main(argv: Sequence[str]) -> int | None:
         "--profile",
         default="standard",
         metavar="NAME",
-        help=f"whose rules, or {ALL}: {', '.join(profiles.names())}",
+        help=f"whose rules, or {ALL}: {', '.join(scorers.names())}",
     )
     parser.add_argument("--baseline", metavar="FILE", help="predictions to compare with, question by question")
     parser.add_argument(

@@ -9,16 +9,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from cmexam_tune.core import cli, folders
-from cmexam_tune.core.config import Config
+from cmexam_tune.config import Config
+from cmexam_tune.core import cli, folders, libraries
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.interop import tasks
-from cmexam_tune.screen import libraries
 
 if TYPE_CHECKING:
     import torch
 
-    from cmexam_tune.families import Loaded
+    from cmexam_tune.models.families import Loaded
 
 Format = Literal["hf", "peft", "chatglm"]
 PROGRAM = "export"
@@ -57,7 +56,8 @@ def export(
         UserError: a combination that cannot be, an output that exists, or an export that answers differently.
     """
     libraries.quiet()
-    from cmexam_tune.runfolder import averaging, modelcard, modelfile, runs
+    from cmexam_tune.interop.exporting import averaging, model_card, modelfile
+    from cmexam_tune.training.run_directory import run as runs
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UserError("export: one process writes a model. Start it without torchrun or another launcher.")
@@ -80,14 +80,14 @@ def export(
         writer(config, loaded, Path(run) / runs.ADAPTER, staged)
         if isinstance(ollama, modelfile.Modelfile):
             (staged / "Modelfile").write_text(ollama.text(), encoding="utf-8", newline="\n")
-        card = modelcard.card(run, config, loaded, chosen, ollama, len(given))
+        card = model_card.card(run, config, loaded, chosen, ollama, len(given))
         (staged / "README.md").write_text(card, encoding="utf-8")
     return target
 
 
 def _format(config: Config, merge: bool, wanted: Format | None) -> Format:
     """Return the format, or say why it cannot be."""
-    from cmexam_tune.runfolder import runs
+    from cmexam_tune.training.run_directory import run as runs
 
     method, standalone = config.tuning.method, runs.parts(config)[1].standalone
     chosen: Format = wanted or ("hf" if merge or standalone else "peft")
@@ -113,7 +113,7 @@ def _format(config: Config, merge: bool, wanted: Format | None) -> Format:
 
 def _whole(config: Config, loaded: "Loaded", adapter: Path, out: Path) -> None:
     """Write a plain transformers model: merged if the run is an adapter."""
-    from cmexam_tune.runfolder import runs
+    from cmexam_tune.training.run_directory import run as runs
 
     family: Any = runs.parts(config)[0]
     expected = logits(loaded)
@@ -142,8 +142,8 @@ def _adapter(config: Config, loaded: "Loaded", adapter: Path, out: Path) -> None
     """Copy the adapter, with the tokenizer, and read it back with PEFT alone."""
     from peft import PeftModel
 
-    from cmexam_tune.families import Loaded
-    from cmexam_tune.runfolder import runs
+    from cmexam_tune.models.families import Loaded
+    from cmexam_tune.training.run_directory import run as runs
 
     shutil.copytree(adapter, out, dirs_exist_ok=True)
     _set_chat_template(config, loaded)
@@ -165,22 +165,22 @@ def _adapter(config: Config, loaded: "Loaded", adapter: Path, out: Path) -> None
 
 def _authors(config: Config, loaded: "Loaded", adapter: Path, out: Path) -> None:
     """Write the prefix as the ChatGLM authors' trainer does."""
-    from cmexam_tune.families.chatglm.prefix import write_authors_prefix
+    from cmexam_tune.models.families.chatglm.prefix import write_authors_prefix
 
     write_authors_prefix(loaded.model, out)
 
 
 def _set_chat_template(config: Config, loaded: "Loaded") -> None:
     """Give a tokenizer without one a chat template that writes the training prompt, if it gives the same tokens."""
-    from cmexam_tune.runfolder import modelcard
+    from cmexam_tune.interop.exporting import model_card
 
-    around, tokenizer = modelcard.around(config, loaded), loaded.tokenizer
+    around, tokenizer = model_card.around(config, loaded), loaded.tokenizer
     if around is None or tokenizer.chat_template:
         return
     before, after = (json.dumps(text, ensure_ascii=False) for text in around)
     tokenizer.chat_template = f"{{{{ {before} + messages[-1]['content'] + {after} }}}}"
     from cmexam_tune.prompts import Dialogue
-    from cmexam_tune.runfolder import runs
+    from cmexam_tune.training.run_directory import run as runs
 
     family: Any = runs.parts(config)[0]
     codec = family.decoder(loaded, config).codec

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from cmexam_tune import __version__
-from cmexam_tune.clinic import dialogues, results, rubric, sheets
-from cmexam_tune.clinic.judgements import Judged, Judgement
-from cmexam_tune.clinic.rubric import Rubric, Variant
+from cmexam_tune.cmb_clin import human_scores, results, rubric
+from cmexam_tune.cmb_clin.judgements import Judged, Judgement
+from cmexam_tune.cmb_clin.rubric import Rubric, Variant
 from cmexam_tune.core import cli, files, jsonl
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.core.schema import Case, Prediction
-from cmexam_tune.prediction import loading
+from cmexam_tune.inference import loading
+from cmexam_tune.prompts import dialogue
 
 ALSO: tuple[Variant, ...] = ("reversed", "no_reference")
 EPILOG = """Each judge is a recipe: a model behind an API (model.family: endpoint) or a local one. OUT/judgements/
@@ -71,7 +72,7 @@ def judge(
     """
     rules = rubric.read(options.rubric)
     work = _Work(list(jsonl.read(cases, Case)), _read(predictions, cases), rules, Path(out))
-    people = [one for sheet in options.imported for one in sheets.read(sheet, rules)]
+    people = [one for sheet in options.imported for one in human_scores.read(sheet, rules)]
     for name, source in _names(judges, "judge").items():
         _judge(work, name, loading.open_source(source, overrides), ("plain", *options.also))
     judged = [*_judged(work), *people]
@@ -87,9 +88,9 @@ def judge(
 
 
 def _read(predictions: Sequence[str | Path], cases: str | Path) -> dict[str, list[Prediction]]:
-    if not dialogues.is_cases(cases):
+    if not dialogue.is_cases(cases):
         raise UserError(f"{cases}: holds no cases. `cmexam-tune preprocess cmb --input CMB-Clin-qa.json` makes them.")
-    known = set(dialogues.keys(list(jsonl.read(cases, Case))))
+    known = set(dialogue.keys(list(jsonl.read(cases, Case))))
     found = {}
     for name, path in _names(predictions, "predictions file").items():
         found[name] = list(jsonl.read(path, Prediction))
@@ -109,8 +110,9 @@ def _names(paths: Sequence[str | Path], what: str) -> dict[str, str | Path]:
 
 
 def _judge(work: _Work, name: str, source: loading.Source, variants: Sequence[Variant]) -> None:
-    from cmexam_tune.prediction import judging, provenance
-    from cmexam_tune.prediction.resumable import ResumableFile
+    from cmexam_tune.cmb_clin import judging
+    from cmexam_tune.inference import provenance
+    from cmexam_tune.inference.records import ResumableFile
 
     writer: Any = None
     for model, answers in work.answers.items():
@@ -133,7 +135,7 @@ def _fingerprint(task: Any) -> str:
     digest = hashlib.sha256()
     for case in task.cases:
         for number, _ in enumerate(case.turns, 1):
-            answer = task.answers.get(dialogues.key(case, number))
+            answer = task.answers.get(dialogue.key(case, number))
             if answer is not None:
                 asked = task.rubric.asked(case, number, answer.text, task.variant)
                 digest.update(json.dumps([asked.question.id, asked.question.stem]).encode())
@@ -189,7 +191,7 @@ def main(argv: Sequence[str]) -> int | None:
     parser.add_argument("--cases", required=True, metavar="FILE", help="the cases (.cases.jsonl)")
     parser.add_argument("--config", nargs="+", default=[], metavar="JUDGE", help="recipes of the judges")
     parser.add_argument("--out", metavar="DIR", help="folder for judgements and tables")
-    parser.add_argument("--rubric", metavar="FILE", help="another rubric; the shipped one is clinic/rubric.yaml")
+    parser.add_argument("--rubric", metavar="FILE", help="another rubric; the shipped one is cmb_clin/rubric.yaml")
     parser.add_argument("--also", nargs="+", default=[], choices=ALSO, help="judge once more in these variants")
     parser.add_argument(
         "--export", metavar="SHEET.xlsx", help="write a sheet for a person to fill in, and nothing else"
@@ -203,8 +205,8 @@ def main(argv: Sequence[str]) -> int | None:
     if got.export:
         read = _read(got.predictions, got.cases)
         cases = list(jsonl.read(got.cases, Case))
-        count = sheets.export(got.export, cases, read, rubric.read(got.rubric), sample=got.sample, seed=got.seed)
-        cli.say(f"{got.export}: {count} answers; {sheets.key_path(got.export)} says which model wrote which")
+        count = human_scores.export(got.export, cases, read, rubric.read(got.rubric), sample=got.sample, seed=got.seed)
+        cli.say(f"{got.export}: {count} answers; {human_scores.key_path(got.export)} says which model wrote which")
         return None
     if not got.out:
         raise UserError("judge: --out names the folder for judgements and tables (or --export a sheet).")

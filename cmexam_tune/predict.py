@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from cmexam_tune.config import Config
 from cmexam_tune.core import cli, jsonl
-from cmexam_tune.core.config import Config
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.core.schema import Question
 
@@ -31,14 +31,15 @@ def predict(
     Raises:
         UserError: a file or run that cannot be used, or `out` holds predictions of something else.
     """
-    from cmexam_tune.clinic import dialogues
-    from cmexam_tune.prediction import answering, cases, loading
-    from cmexam_tune.prediction.provenance import provenance
-    from cmexam_tune.prediction.resumable import ResumableFile
+    from cmexam_tune.cmb_clin import cases
+    from cmexam_tune.inference import answering, loading
+    from cmexam_tune.inference.provenance import provenance
+    from cmexam_tune.inference.records import ResumableFile
+    from cmexam_tune.prompts import dialogue
 
     # All of the file is read, so that a mistake further down is found before anything is answered.
     opened = loading.open_source(source, overrides)
-    if dialogues.is_cases(questions):
+    if dialogue.is_cases(questions):
         return cases.predict(opened, questions, out, overwrite, limit)
     every = list(jsonl.read(questions, Question))
     asking = answering.asking_of(opened.config, every)
@@ -94,12 +95,12 @@ def main(argv: Sequence[str]) -> int | None:
     if not got.dry_run and not got.out:
         raise UserError("predict: --out names the predictions file (or --dry-run says what would be asked).")
     if got.dry_run:
-        from cmexam_tune.prediction import estimate, loading
+        from cmexam_tune.inference import loading, request_estimate
 
         opened = loading.open_source(source, got.overrides)
-        cli.say(str(estimate.estimate(opened, got.questions, got.limit, got.tokenizer)))
+        cli.say(str(request_estimate.estimate(opened, got.questions, got.limit, got.tokenizer)))
         return None
-    from cmexam_tune.prediction import sharing
+    from cmexam_tune.inference import sharing
 
     with sharing.speaking_once():
         out = predict(source, got.questions, got.out, got.overrides, overwrite=got.overwrite, limit=got.limit)

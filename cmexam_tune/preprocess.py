@@ -13,13 +13,13 @@ from cmexam_tune import exams, prompts
 from cmexam_tune.core import cli, jsonl, variants
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.core.files import check_input, sha256
+from cmexam_tune.core.progress import Progress
 from cmexam_tune.core.schema import GROUP, Example, Question
 from cmexam_tune.core.together import write_together
 from cmexam_tune.exams import RowReport, _sources, cmb
-from cmexam_tune.overlap.duplicates import Duplicates
-from cmexam_tune.overlap.groups import Cases, assign, parse_shares
 from cmexam_tune.prompts.formats import FORMATS, Format
-from cmexam_tune.screen.progress import Progress
+from cmexam_tune.quality.duplicates import Duplicates
+from cmexam_tune.quality.splits import Cases, assign, parse_shares
 
 NO_PUBLISHED_ANSWER = "no published answer"
 

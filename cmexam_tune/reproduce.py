@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
+from cmexam_tune.config import Config, dump_config, load_config
 from cmexam_tune.core import cli
-from cmexam_tune.core.config import Config, dump_config, load_config
 from cmexam_tune.core.errors import TrainingStopped, UserError
 from cmexam_tune.core.files import atomic_write
 from cmexam_tune.core.variants import suggest
-from cmexam_tune.paper import entries, facets, results
+from cmexam_tune.report.papers import entries, facets, reproduced
 from cmexam_tune.report.table import Table
 
 RAW = (".csv", ".xlsx", ".json", ".jsonl")
@@ -30,10 +30,10 @@ examples:
   cmexam-tune reproduce cmb/GPT-4 --data data/cmb --out runs/paper --settings answer,cot
   cmexam-tune reproduce --table3 --out runs/paper      (--table4 to --table8: by groups; --cmb: CMB's Tables 3 and 4)"""
 
-LAYOUTS: dict[str, Callable[[Sequence[results.Measured], Path], Table]] = {
-    "table3": lambda found, _: results.table3(found),
+LAYOUTS: dict[str, Callable[[Sequence[reproduced.Measured], Path], Table]] = {
+    "table3": lambda found, _: reproduced.table3(found),
     **{f"table{number}": partial(facets.table, number) for number in facets.NUMBERS},
-    "cmb": lambda found, _: results.cmb(found),
+    "cmb": lambda found, _: reproduced.cmb(found),
 }
 
 
@@ -101,11 +101,11 @@ def reproduce(
     for number, unit in enumerate(units, 1):
         cli.note(f"[{number}/{len(units)}] {unit.folder.relative_to(out)}")
         _run(unit, plan.launch)
-    found = [line for line in results.collect(out) if line.entry.recipe in {_key(entry) for entry in chosen}]
-    table = results.comparison(found)
-    results.write(table, out / "comparison", [page for line in found for page in line.reports])
+    found = [line for line in reproduced.collect(out) if line.entry.recipe in {_key(entry) for entry in chosen}]
+    table = reproduced.comparison(found)
+    reproduced.write(table, out / "comparison", [page for line in found for page in line.reports])
     if any(entry.exam == "cmb" for entry in chosen):
-        results.write(results.cmb(found), out / "cmb", [page for line in found for page in line.reports])
+        reproduced.write(reproduced.cmb(found), out / "cmb", [page for line in found for page in line.reports])
     return table
 
 
@@ -117,7 +117,7 @@ def _missing_weights(entry: entries.Entry, overrides: Sequence[str]) -> Iterator
     config = load_config(entry.recipe, overrides)
     model = config.model
     if model.family == "endpoint":
-        from cmexam_tune.families.endpoint import Remote
+        from cmexam_tune.models.families.endpoint import Remote
 
         Remote(config)  # address, key and settings are checked before any row runs
         return
@@ -164,7 +164,7 @@ def _units(entry: entries.Entry, out: Path, plan: Plan, data: Path, overrides: S
             config = load_config(entry.recipe, [*changes, *common, f"out={first / 'run'}", *overrides])
             yield Unit(entry, folder, config, files["test"], ask if entry.trained else ())
         if entry.explain is not None:
-            folder = first.with_name(f"{first.name}-{results.EXPLAIN}")
+            folder = first.with_name(f"{first.name}-{reproduced.EXPLAIN}")
             words = [*entry.explain, *common, f"out={folder / 'run'}", *overrides]
             yield Unit(entry, folder, load_config(entry.recipe, words), files["test"])
 
@@ -282,9 +282,9 @@ def main(argv: Sequence[str]) -> int | None:
         plan = Plan(seeds, got.settings.split(",") if got.settings else None, got.launch)
         cli.say(str(reproduce(names, got.out, data=got.data, overrides=overrides, plan=plan)))
     for name in wanted:
-        found = results.collect(Path(got.out))
+        found = reproduced.collect(Path(got.out))
         table = LAYOUTS[name](found, Path(got.out))
-        results.write(table, Path(got.out) / name, [page for line in found for page in line.reports])
+        reproduced.write(table, Path(got.out) / name, [page for line in found for page in line.reports])
         cli.say(str(table))
     cli.note(f"tables: {got.out}/*.md, *.tex, *.html")
     return None

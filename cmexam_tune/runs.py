@@ -50,8 +50,8 @@ def _folders(top: Path) -> Iterator[Path]:
 
 
 def _line(path: Path) -> Line | None:
-    from cmexam_tune.core.config import parse_config, read_yaml
-    from cmexam_tune.runfolder import runs as folders
+    from cmexam_tune.config import parse_config, read_yaml
+    from cmexam_tune.training.run_directory import run as folders
 
     try:
         run = folders.open_values(path, parse_config(read_yaml(path / "config.yaml"), str(path / "config.yaml")))
@@ -76,7 +76,7 @@ def _line(path: Path) -> Line | None:
 
 def _reported(path: Path) -> float | None:
     """Return the accuracy of the newest report about the run."""
-    from cmexam_tune.runfolder import runs as folders
+    from cmexam_tune.training.run_directory import run as folders
 
     for file in reversed(folders.reports(path)):
         try:

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cmexam_tune import chat
+from cmexam_tune.config import Config
 from cmexam_tune.core import cli, documents
-from cmexam_tune.core.config import Config
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.core.schema import Question
-from cmexam_tune.prediction.protocol import (
+from cmexam_tune.inference.serving.openai_protocol import (
     FIELDS,
     NEUTRAL,
     Refused,
@@ -37,9 +37,9 @@ from cmexam_tune.prompts import Asked
 if TYPE_CHECKING:
     from fastapi import FastAPI, Request
 
-    from cmexam_tune.families import Loaded
-    from cmexam_tune.models.items import Written
-    from cmexam_tune.prediction.together import Together
+    from cmexam_tune.inference.serving.batcher import Together
+    from cmexam_tune.models.families import Loaded
+    from cmexam_tune.models.generation.items import Written
 
 EPILOG = """needs: pip install 'cmexam_tune[serve]'
 
@@ -78,7 +78,7 @@ def application(
         from fastapi.responses import JSONResponse, StreamingResponse
     except ImportError:
         raise UserError("serve needs fastapi and uvicorn: pip install 'cmexam_tune[serve]'") from None
-    from cmexam_tune.prediction.together import Together
+    from cmexam_tune.inference.serving.batcher import Together
 
     app = FastAPI(title="cmexam_tune", docs_url=None, redoc_url=None, openapi_url=None)
     service = Service(config, loaded, name, limits or Limits(), api_key, Together(loaded, config.generation.batch_size))
@@ -186,7 +186,7 @@ class Service:
         """
         import asyncio
 
-        from cmexam_tune.models.watching import Watch
+        from cmexam_tune.models.generation.streaming import Watch
 
         loop, waiting = asyncio.get_running_loop(), None
         news: asyncio.Queue[str | None] = asyncio.Queue()

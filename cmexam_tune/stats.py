@@ -17,7 +17,7 @@ from cmexam_tune.core import cli, documents, jsonl
 from cmexam_tune.core.errors import DataError, UserError
 from cmexam_tune.core.files import sha256
 from cmexam_tune.core.schema import Question
-from cmexam_tune.metrics.significance import smallest_difference
+from cmexam_tune.evaluation.significance import smallest_difference
 from cmexam_tune.report.table import Table
 
 FIELDS = ("question", "answer", "explanation")

@@ -62,7 +62,7 @@ def build(family: str, out: str | Path, overwrite: bool = False, **sizes: int) -
     if hidden % 16 or (hidden > 4 * HEAD and hidden % (2 * HEAD)):
         raise UserError(f"tiny: hidden={hidden}: multiples of 16 up to {4 * HEAD}, of {2 * HEAD} above, are possible.")
     target = check_folder(out, "tiny", overwrite)
-    from cmexam_tune.screen import libraries
+    from cmexam_tune.core import libraries
 
     libraries.quiet()
     from cmexam_tune.models import checkpoint
@@ -70,7 +70,7 @@ def build(family: str, out: str | Path, overwrite: bool = False, **sizes: int) -
     checkpoint.hide_bars()
     with new_folder(target, "tiny", overwrite) as folder:
         if family.startswith("chatglm"):
-            from cmexam_tune.families.chatglm import tiny as chatglm
+            from cmexam_tune.models.families.chatglm import tiny as chatglm
 
             chatglm.build(folder, texts(), version=2 if family == "chatglm2" else 1, **sizes)
         elif family == "bert":

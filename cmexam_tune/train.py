@@ -4,13 +4,13 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from cmexam_tune.batching.questions import QuestionFiles
-from cmexam_tune.core import cli
-from cmexam_tune.core.config import Config, dump_config, load_config
+from cmexam_tune.config import Config, dump_config, load_config
+from cmexam_tune.core import cli, libraries
 from cmexam_tune.core.errors import ConfigError
-from cmexam_tune.overlap import leaks
-from cmexam_tune.runfolder import runs, starting
-from cmexam_tune.screen import libraries
+from cmexam_tune.quality import contamination
+from cmexam_tune.training.data.questions import QuestionFiles
+from cmexam_tune.training.run_directory import run as runs
+from cmexam_tune.training.run_directory import starting
 
 
 def train(
@@ -72,7 +72,7 @@ def question_files(config: Config) -> tuple[QuestionFiles, QuestionFiles]:
 def _warn_of_leaks(config: Config) -> None:
     """Tell whose questions for validation or test are also trained on."""
     held_out = [path for path in (*config.data.validation, *config.data.test) if Path(path).is_file()]
-    if held_out and os.environ.get("RANK", "0") == "0" and (text := leaks.warning(config.data.train, held_out)):
+    if held_out and os.environ.get("RANK", "0") == "0" and (text := contamination.warning(config.data.train, held_out)):
         cli.note(text)
 
 

@@ -12,18 +12,19 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from cmexam_tune.core import config, variants
-from cmexam_tune.core.config import external, sections
-from cmexam_tune.paper import entries
+from cmexam_tune import config
+from cmexam_tune.config import installed_versions, schema
+from cmexam_tune.core import variants
 from cmexam_tune.report.headings import short
+from cmexam_tune.report.papers import entries
 
 ROOT = Path(__file__).resolve().parents[1]
 SECTIONS = {
-    "data": sections.DataConfig,
-    "prompt": sections.PromptConfig,
-    "model": sections.ModelConfig,
-    "training": sections.TrainingConfig,
-    "generation": sections.GenerationConfig,
+    "data": schema.DataConfig,
+    "prompt": schema.PromptConfig,
+    "model": schema.ModelConfig,
+    "training": schema.TrainingConfig,
+    "generation": schema.GenerationConfig,
 }
 # Dense fp16 tensor peak (datasheets) times a share that frozen-base training of this size reaches: assumptions.
 CARDS = {"V100": 125e12 * 0.30, "A800": 312e12 * 0.40}
@@ -80,7 +81,7 @@ def configuration() -> str:
         if name == "training":
             parts.append(
                 f"Beside these, every field of `transformers.TrainingArguments` under its own name, except `output_dir` "
-                f"({len(external.training())} of them): `learning_rate`, `num_train_epochs`, `max_steps`, "
+                f"({len(installed_versions.training())} of them): `learning_rate`, `num_train_epochs`, `max_steps`, "
                 "`per_device_train_batch_size`, `warmup_steps` (below 1: a share of all steps), `lr_scheduler_type`, "
                 "`gradient_checkpointing`, `deepspeed`, `eval_strategy`, `save_steps`, `report_to`, `seed`, ... "
                 "`deepspeed` also takes the names `zero2`, `zero3` and `zero3_offload`.\n"
@@ -100,7 +101,9 @@ def configuration() -> str:
 
 def tuning() -> str:
     """Return the section `tuning`, one table for each method."""
-    parts = ["## tuning\n\n`method` names a file in `cmexam_tune/tuning/`; the other keys are that method's.\n"]
+    parts = [
+        "## tuning\n\n`method` names a file in `cmexam_tune/models/adapters/`; the other keys are that method's.\n"
+    ]
     for method in variants.names("tuning"):
         module = variants.load("tuning", method)
         first = (inspect.getdoc(module) or "").split("\n\n")[0].replace("\n", " ")

@@ -1,7 +1,7 @@
 """The original `LoRA/infer.py` command line, answered by `cmexam-tune predict`."""
 
 from cmexam_tune.__main__ import answer
-from cmexam_tune.upstream.translation import Script
+from cmexam_tune.interop.compat.cmexam_repo import Script
 
 RECIPE = "lora_llama_script.yaml"
 FLAGS = {

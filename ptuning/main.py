@@ -1,7 +1,7 @@
 """The original `ptuning/main.py` command line, answered by `cmexam-tune train` and `predict`."""
 
 from cmexam_tune.__main__ import answer
-from cmexam_tune.upstream.translation import Script
+from cmexam_tune.interop.compat.cmexam_repo import Script
 
 RECIPE = "ptuning_chatglm_script.yaml"
 FLAGS = {

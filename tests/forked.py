@@ -15,9 +15,9 @@ from train_helpers import free_port
 from cmexam_tune.core import cli
 
 LIBRARIES = [
-    "torch", "deepspeed", "peft", "datasets", "cmexam_tune.training.loop", "cmexam_tune.families.llama",
-    "cmexam_tune.families.chatglm", "cmexam_tune.train", "cmexam_tune.prediction.answering", "cmexam_tune.predict",
-    "cmexam_tune.models.merging",
+    "torch", "deepspeed", "peft", "datasets", "cmexam_tune.training.loop", "cmexam_tune.models.families.llama",
+    "cmexam_tune.models.families.chatglm", "cmexam_tune.train", "cmexam_tune.inference.answering",
+    "cmexam_tune.predict", "cmexam_tune.models.merging",
 ]  # fmt: skip
 context: Any = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(LIBRARIES)

@@ -19,10 +19,10 @@ import pages
 import pytest
 from pages import ROOT
 
-from cmexam_tune import __main__
-from cmexam_tune.core import config, variants
-from cmexam_tune.core.config import external
-from cmexam_tune.paper import entries
+from cmexam_tune import __main__, config
+from cmexam_tune.config import installed_versions
+from cmexam_tune.core import variants
+from cmexam_tune.report.papers import entries
 
 TRANSLATED = ("ptuning/main.py", "lora/finetune.py", "lora/infer.py", "preprocess/generate_prompt.py")
 KEY = re.compile(r"(?:data|prompt|model|tuning|training|generation)\.[a-z]\w*")
@@ -115,8 +115,8 @@ def known_keys() -> set[str]:
     classes = {"data": config.DataConfig, "prompt": config.PromptConfig, "model": config.ModelConfig,
                "training": config.TrainingConfig, "generation": config.GenerationConfig}  # fmt: skip
     found = {f"{name}.{field.name}" for name, cls in classes.items() for field in dataclasses.fields(cls)}
-    found |= {f"training.{name}" for name in external.training()}
-    found |= {f"generation.{name}" for name in external.generation()}
+    found |= {f"training.{name}" for name in installed_versions.training()}
+    found |= {f"generation.{name}" for name in installed_versions.generation()}
     for method in variants.names("tuning"):
         found |= {f"tuning.{field.name}" for field in dataclasses.fields(variants.load("tuning", method).Settings)}
     return found | {"prompt.file", "tuning.method"} | {".".join(alias) for alias in config.ALIASES}

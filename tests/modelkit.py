@@ -5,9 +5,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from cmexam_tune import tiny
-from cmexam_tune.core import config
-from cmexam_tune.core.config import Config
+from cmexam_tune import config, tiny
+from cmexam_tune.config import Config
 from cmexam_tune.core.schema import Question
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"

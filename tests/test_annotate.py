@@ -11,10 +11,10 @@ from fake_openai import Fault, serving
 
 from cmexam_tune.annotate import annotate
 from cmexam_tune.annotate import main as annotate_main
-from cmexam_tune.clinic import annotations
 from cmexam_tune.core import jsonl
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.core.schema import Question
+from cmexam_tune.inference import annotations
 
 OPTIONS = {"A": "=甲", "B": "乙"}
 QUESTIONS = [

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import released
 
-from cmexam_tune import answers
 from cmexam_tune.core.schema import Question
+from cmexam_tune.evaluation import answer_parsing
 
 ROOT = Path(__file__).resolve().parents[1]
 ROWS = [json.loads(line) for line in (ROOT / "tests/data/answers.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -23,7 +23,7 @@ DRUGS = Question(
 
 
 def _read(row):
-    return answers.parse(row["text"], Question("q", row["stem"], row["options"], None, kind=row["kind"]))
+    return answer_parsing.parse(row["text"], Question("q", row["stem"], row["options"], None, kind=row["kind"]))
 
 
 def test_the_table_is_large_enough_and_has_no_row_twice():
@@ -58,7 +58,7 @@ def test_only_offered_letters_sorted_and_distinct_whatever_the_text():
     pieces = [*"ABCDEFGabcdZ、，。：（）是选不或和\n 答案正确错误12{}", "答案", "正确", "<think>", "</think>", "青霉素"]
     for _ in range(3000):
         text = "".join(rng.choices(pieces, k=rng.randrange(12)))
-        answer = answers.parse(text, DRUGS)
+        answer = answer_parsing.parse(text, DRUGS)
         if answer is not None:
             assert answer
             assert answer == "".join(sorted(set(answer) & set("ABCDE"))), text
@@ -69,22 +69,22 @@ def test_only_offered_letters_sorted_and_distinct_whatever_the_text():
     "form", ["答案：{}", "故选{}。", "{}", "（{}）", "**{}**", "正确选项为{}", '{{"answer": "{}"}}', "{}正确，其余错误"]
 )
 def test_each_letter_in_each_form(form, letter):
-    assert answers.parse(form.format(letter), DRUGS) == letter
+    assert answer_parsing.parse(form.format(letter), DRUGS) == letter
 
 
 def test_ten_options_and_two():
     ten = Question("q", "哪项正确", {letter: f"第{i}项内容" for i, letter in enumerate("ABCDEFGHIJ")}, "J")
-    assert answers.parse("答案：AJ", ten) == "AJ"
-    assert answers.parse("j", ten) == "J"
+    assert answer_parsing.parse("答案：AJ", ten) == "AJ"
+    assert answer_parsing.parse("j", ten) == "J"
     two = Question("q", "对吗", {"A": "对", "B": "错"}, "A")
-    assert answers.parse("答案：B", two) == "B"
-    assert answers.parse("错", two) == "B"
-    assert answers.parse("答案：C", two) is None
+    assert answer_parsing.parse("答案：B", two) == "B"
+    assert answer_parsing.parse("错", two) == "B"
+    assert answer_parsing.parse("答案：C", two) is None
 
 
 def test_the_first_letters_count_before_an_explanation_that_says_otherwise():
-    assert answers.parse("答案: B. \n 解释: 头孢曲松有效，青霉素耐药。故选C。", DRUGS) == "B"
-    assert answers.parse("我觉得答案是B。再想想，青霉素耐药，故选C。", DRUGS) == "C"
+    assert answer_parsing.parse("答案: B. \n 解释: 头孢曲松有效，青霉素耐药。故选C。", DRUGS) == "B"
+    assert answer_parsing.parse("我觉得答案是B。再想想，青霉素耐药，故选C。", DRUGS) == "C"
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_the_first_letters_count_before_an_explanation_that_says_otherwise():
     ],
 )
 def test_explanation(text, explanation):
-    assert answers.split_explanation(text) == explanation
+    assert answer_parsing.split_explanation(text) == explanation
 
 
 REAL = released.find("val.csv")
@@ -124,11 +124,11 @@ def test_real_explanations_stems_and_options():
         if row["Answer"]:
             gold = "".join(sorted(row["Answer"]))
             questions.append(Question(str(i), row["Question"], options, gold, row["Explanation"] or None))
-    read = [(q, answers.parse(q.explanation, q)) for q in questions if q.explanation]
+    read = [(q, answer_parsing.parse(q.explanation, q)) for q in questions if q.explanation]
     told = [(q, answer) for q, answer in read if answer]
     assert len(told) > 0.8 * len(read)
     assert sum(q.answer == answer for q, answer in told) > 0.99 * len(told)
     # A stem is no answer, an option's text is.
-    assert sum(answers.parse(q.stem, q) is not None for q in questions) <= 5
-    named = [answers.parse(text, q) == letter for q in questions for letter, text in q.options.items()]
+    assert sum(answer_parsing.parse(q.stem, q) is not None for q in questions) <= 5
+    named = [answer_parsing.parse(text, q) == letter for q in questions for letter, text in q.options.items()]
     assert sum(named) > 0.999 * len(named)

@@ -10,7 +10,7 @@ import pytest
 from modelkit import SHARED, question, questions
 
 from cmexam_tune import prompts
-from cmexam_tune.core.config import PromptConfig
+from cmexam_tune.config import PromptConfig
 from cmexam_tune.core.errors import ConfigError, DataError
 from cmexam_tune.core.schema import Question, Turn
 from cmexam_tune.prompts import order
@@ -204,7 +204,7 @@ def test_an_unknown_style_is_named() -> None:
 
 
 def test_a_prompt_file_becomes_part_of_the_config(tmp_path: Path) -> None:
-    from cmexam_tune.core.config import dump_config, load_config
+    from cmexam_tune.config import dump_config, load_config
 
     (tmp_path / "own.yaml").write_text('ask: "题：{question}\\n{options}"\nwrite: "选{letters}"\n', encoding="utf-8")
     recipe = tmp_path / "mine.yaml"

@@ -16,8 +16,9 @@ from cmexam_tune import export
 from cmexam_tune.__main__ import main
 from cmexam_tune.core import jsonl
 from cmexam_tune.core.errors import UserError
-from cmexam_tune.runfolder import averaging, runs
+from cmexam_tune.interop.exporting import averaging
 from cmexam_tune.train import train
+from cmexam_tune.training.run_directory import run as runs
 
 Make = Callable[..., Path]
 

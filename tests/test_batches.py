@@ -10,12 +10,19 @@ import train_helpers
 
 torch = pytest.importorskip("torch")
 
-from cmexam_tune import tiny, train
-from cmexam_tune.batching.batches import Layout, StepSampler, label_count, length, order, slots, spread
-from cmexam_tune.core import config
-from cmexam_tune.families import Loaded
-from cmexam_tune.runfolder import runs
+from cmexam_tune import config, tiny, train
+from cmexam_tune.models.families import Loaded
 from cmexam_tune.training import logits
+from cmexam_tune.training.data.sampler import (
+    Layout,
+    StepSampler,
+    label_count,
+    length,
+    order,
+    slots,
+    spread,
+)
+from cmexam_tune.training.run_directory import run
 
 
 def lengths(count: int, seed: int = 0) -> list[int]:
@@ -100,7 +107,7 @@ def prepared(folder: Path, name: str, method: str) -> tuple[config.Config, Any, 
     settings = train_helpers.recipe(
         folder, tuning=METHODS[method], model__family=name.rstrip("2"), model__model_name_or_path=str(folder / name)
     )
-    family, tuning = runs.parts(settings)
+    family, tuning = run.parts(settings)
     questions = list(train.question_files(settings)[0])
     torch.manual_seed(0)
     loaded = family.load(settings.model, questions)

@@ -11,12 +11,12 @@ from modelkit import SHARED, checkpoint, make_config, question, questions
 from torch.nn import functional
 from transformers import RobertaConfig, RobertaModel
 
-from cmexam_tune import answers
-from cmexam_tune.core.config import Config
+from cmexam_tune.config import Config
 from cmexam_tune.core.errors import ConfigError, UserError
 from cmexam_tune.core.schema import Question
-from cmexam_tune.families import Loaded, bert
-from cmexam_tune.tuning import lora
+from cmexam_tune.evaluation import answer_parsing
+from cmexam_tune.models.adapters import lora
+from cmexam_tune.models.families import Loaded, bert
 
 HEADS = ("choice", "label", "multilabel")
 
@@ -99,7 +99,7 @@ def test_answers_are_legal_and_do_not_depend_on_the_batch(head: str) -> None:
     for prediction in found[0].values():
         q = asked[prediction.question_id]
         assert prediction.answer and set(prediction.answer) <= set(q.options)
-        assert answers.parse(prediction.text, q) == prediction.answer
+        assert answer_parsing.parse(prediction.text, q) == prediction.answer
         if q.kind == "single":
             assert len(prediction.answer) == 1
 

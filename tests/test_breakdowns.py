@@ -6,7 +6,7 @@ import pytest
 import released
 
 from cmexam_tune.core.schema import Prediction, Question
-from cmexam_tune.scoring import breakdowns, grading
+from cmexam_tune.evaluation import breakdowns, grading
 
 ANSWERS = released.find("CMB-test-choice-answer.json")
 

@@ -14,10 +14,10 @@ pytest.importorskip("torch")
 
 from transformers import Trainer, TrainingArguments
 
-from cmexam_tune.training import inside
-from cmexam_tune.training.evaluation import ExamTrainer
+from cmexam_tune.training import hf_trainer
+from cmexam_tune.training.exam_evaluation import ExamTrainer
 
-TRAINING = Path(inside.__file__).parent
+TRAINING = Path(hf_trainer.__file__).parent
 OVERRIDDEN = {
     "_save_checkpoint": ["self", "model", "trial"],
     "_load_from_checkpoint": ["self", "resume_from_checkpoint", "model"],
@@ -40,7 +40,7 @@ def test_nothing_else_is_overridden() -> None:
     classes = ExamTrainer.__mro__[: ExamTrainer.__mro__.index(Trainer)]
     private = {name for cls in classes for name in vars(cls) if name.startswith("_") and not name.startswith("__")}
     assert {name for name in private if hasattr(Trainer, name)} == set(OVERRIDDEN)
-    assert {name for name in OVERRIDDEN if name in vars(inside.SafeTrainer)} == set(OVERRIDDEN), "all in one file"
+    assert {name for name in OVERRIDDEN if name in vars(hf_trainer.SafeTrainer)} == set(OVERRIDDEN), "all in one file"
 
 
 def test_who_calls_them() -> None:
@@ -74,9 +74,9 @@ def test_private_attributes() -> None:
 
 
 def test_no_other_file_of_training_looks_inside() -> None:
-    """Private attributes of anything but `self` (`cls`, `super()`) stand in `inside.py` only."""
+    """Private attributes of anything but `self` (`cls`, `super()`) stand in `hf_trainer.py` only."""
     for path in TRAINING.glob("*.py"):
-        if path.name == "inside.py":
+        if path.name == "hf_trainer.py":
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.endswith("__"):

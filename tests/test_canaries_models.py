@@ -1,4 +1,4 @@
-"""What is private in transformers and used by models/ and families/: each place, and what it relies on.
+"""What is private in transformers and used by models/ and models/families/: each place, and what it relies on.
 
 A failure here names the place to look at after an update.
 """
@@ -20,7 +20,7 @@ CALLED = {
     "_can_set_attn_implementation": (PreTrainedModel, []),
     "_from_config": (PreTrainedModel, ["config", "kwargs"]),
 }
-"""Private method -> who has it, its parameters. `models/legal.py`, `models/prefix.py`, `models/checkpoint.py`."""
+"""Private method -> who has it, its parameters; used in `models/`."""
 READ = {"_attn_implementation"}
 """Private attributes; `models/prefix.py` and the ChatGLM networks."""
 
@@ -43,7 +43,7 @@ def test_what_a_step_of_generate_is() -> None:
 def test_nothing_else_private_is_used() -> None:
     """Of anything but `self`, `cls` and `super()`; the ChatGLM networks are classes of transformers themselves."""
     for path in sorted(
-        [*PACKAGE.glob("models/*.py"), *PACKAGE.glob("families/*.py"), *PACKAGE.glob("families/*/*.py")]
+        [*PACKAGE.glob("models/*.py"), *PACKAGE.glob("models/families/*.py"), *PACKAGE.glob("models/families/*/*.py")]
     ):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.endswith("__"):

@@ -18,18 +18,18 @@ from safetensors.torch import load_file, save_file
 
 from cmexam_tune import prompts
 from cmexam_tune import tiny as tiny_models
-from cmexam_tune.core.config import ModelConfig, PromptConfig
+from cmexam_tune.config import ModelConfig, PromptConfig
 from cmexam_tune.core.errors import ConfigError, UserError
 from cmexam_tune.core.schema import Turn
-from cmexam_tune.families import Loaded, chatglm
-from cmexam_tune.families.chatglm import quantization, tiny
-from cmexam_tune.families.chatglm import tokenization as tokens
-from cmexam_tune.families.chatglm.configuration import ChatGLM2Config, ChatGLMConfig
-from cmexam_tune.families.chatglm.modeling_v1 import ChatGLMForCausalLM
-from cmexam_tune.families.chatglm.modeling_v2 import ChatGLM2ForCausalLM
-from cmexam_tune.families.chatglm.prefix import write_authors_prefix
+from cmexam_tune.models.adapters import lora, ptuning
+from cmexam_tune.models.families import Loaded, chatglm
+from cmexam_tune.models.families.chatglm import quantization, tiny
+from cmexam_tune.models.families.chatglm import tokenization as tokens
+from cmexam_tune.models.families.chatglm.configuration import ChatGLM2Config, ChatGLMConfig
+from cmexam_tune.models.families.chatglm.modeling_v1 import ChatGLMForCausalLM
+from cmexam_tune.models.families.chatglm.modeling_v2 import ChatGLM2ForCausalLM
+from cmexam_tune.models.families.chatglm.prefix import write_authors_prefix
 from cmexam_tune.models.prefix import Shape, encoder_of
-from cmexam_tune.tuning import lora, ptuning
 
 OWN = Path(__file__).resolve().parent / "golden_chatglm"
 VERSIONS = ("v1", "v2")

@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 
 from cmexam_tune import prompts
 from cmexam_tune.core.schema import Turn
-from cmexam_tune.families import chatglm
-from cmexam_tune.families.chatglm import modeling_v1, modeling_v2, quantization
+from cmexam_tune.models.families import chatglm
+from cmexam_tune.models.families.chatglm import modeling_v1, modeling_v2, quantization
 from cmexam_tune.models.prefix import encoder_of
 
 GOLDEN = Path(__file__).resolve().parents[2] / "shared" / "golden"

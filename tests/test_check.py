@@ -8,14 +8,15 @@ import pytest
 import released
 
 from cmexam_tune import check, preprocess
-from cmexam_tune.core import cli, jsonl
+from cmexam_tune.core import cli, jsonl, normalise
 from cmexam_tune.core.errors import DataError
 from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.evaluate import evaluate
+from cmexam_tune.evaluation.subsets import Share, Subset
 from cmexam_tune.exams import cmb, cmexam
-from cmexam_tune.overlap import errata, findings, leaks, minhash, texts
-from cmexam_tune.overlap.pairs import Index
-from cmexam_tune.scoring.subsets import Share, Subset
+from cmexam_tune.prompts import question_checks
+from cmexam_tune.quality import contamination, errata, minhash
+from cmexam_tune.quality.near_duplicates import Index
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 needs_data = pytest.mark.skipif(not DATA.exists(), reason="the released files are not here")
@@ -112,7 +113,7 @@ def test_near_similar_sibling_stem_and_case(tmp_path):
     ],
 )  # fmt: skip
 def test_a_finding_in_one_question(finding, question):
-    assert [name for name, _ in findings.look(question)] == [finding]
+    assert [name for name, _ in question_checks.look(question)] == [finding]
 
 
 @pytest.mark.parametrize(
@@ -127,7 +128,7 @@ def test_a_finding_in_one_question(finding, question):
     ],
 )
 def test_nothing_is_found_in_a_sound_question(question):
-    assert list(findings.look(question)) == []
+    assert list(question_checks.look(question)) == []
 
 
 def test_a_question_inside_an_explanation_and_lines_that_are_none(tmp_path):
@@ -141,7 +142,7 @@ def test_a_question_inside_an_explanation_and_lines_that_are_none(tmp_path):
 
 
 def test_letters_are_compared_with_equal_shares():
-    letters = findings.Letters()
+    letters = question_checks.Letters()
     for number in range(100):
         letters.add(q(str(number), answer="B" if number < 60 else "ACDE"[number % 4]))
     (row,) = letters.table()
@@ -163,10 +164,10 @@ def test_signatures_estimate_the_true_similarity():
     errors = []
     for i, (a, b) in enumerate(zip(base, changed, strict=True)):
         estimate = float((found[i] == found[60 + i]).mean())
-        errors.append(estimate - texts.jaccard(a, b))
+        errors.append(estimate - normalise.jaccard(a, b))
     assert max(map(abs, errors)) < 0.16 and abs(sum(errors) / len(errors)) < 0.02
     near = {(a, b) for a, b in minhash.candidates(found, found[:, 0] >= 0, 0.7).tolist()}
-    assert near >= {(i, 60 + i) for i in range(60) if texts.jaccard(base[i], changed[i]) >= 0.7}
+    assert near >= {(i, 60 + i) for i in range(60) if normalise.jaccard(base[i], changed[i]) >= 0.7}
 
 
 def test_short_texts_and_few_questions():
@@ -250,12 +251,12 @@ def test_the_released_files(tmp_path):
     # Found without an index, by looking at all questions that have a pair and one in twenty of the others.
     asked = list(cmexam.read([DATA / "cmexam/val.csv"]))
     others = [*cmexam.read([DATA / "cmexam/dev98.csv"]), *cmb.read([DATA / "cmb/cmb_single90.json"])]
-    grams = [(one.id, texts.shingles(texts.question_text(one.stem, one.options))) for one in others]
+    grams = [(one.id, normalise.shingles(normalise.question_text(one.stem, one.options))) for one in others]
     some = {one.id for one in result.overlaps} | {one.id for one in asked[::20]}
     near = set()
     for one in asked:
         if one.id in some:
-            mine = texts.shingles(texts.question_text(one.stem, one.options))
+            mine = normalise.shingles(normalise.question_text(one.stem, one.options))
             near |= {(one.id, name) for name, held in grams if len(mine & held) / len(mine | held) >= 0.7}
     assert {(one.id, one.other_id) for one in result.overlaps if one.against and one.jaccard >= 0.7} == near
     assert sum(one.finding == "explanation-contradicts" for one in result.findings) < 10
@@ -333,6 +334,6 @@ def test_training_says_when_it_sees_what_is_held_out(tmp_path):
     train = write(tmp_path, "train", [q("a"), q("b", "另一题")])
     test = write(tmp_path, "test", [q("x", options=dict(zip("ABCDE", reversed(FIVE.values()), strict=True)))])
     clean = write(tmp_path, "clean", [q("y", "第三题")])
-    text = leaks.warning([str(train)], [str(test), str(clean)])
+    text = contamination.warning([str(train)], [str(test), str(clean)])
     assert f"1 of {test}" in text and f"check --questions {train} --against {test} --out" in text
-    assert leaks.warning([str(train)], [str(clean)]) is None
+    assert contamination.warning([str(train)], [str(clean)]) is None

@@ -13,17 +13,23 @@ from scipy import stats
 from sklearn.metrics import cohen_kappa_score
 
 from cmexam_tune import tiny
-from cmexam_tune.clinic import agreement, dialogues, rubric, sheets
-from cmexam_tune.clinic.judgements import Judged, Judgement, agreements, moves
+from cmexam_tune.cmb_clin import human_scores, rubric
+from cmexam_tune.cmb_clin.judgements import (
+    Judged,
+    Judgement,
+    agreements,
+    moves,
+)
 from cmexam_tune.core import jsonl
 from cmexam_tune.core.errors import ConfigError, DataError, UserError
 from cmexam_tune.core.schema import Case, Prediction, Turn
+from cmexam_tune.evaluation import agreement
 from cmexam_tune.exams import cmb
 from cmexam_tune.judge import Options, judge
 from cmexam_tune.judge import main as judge_main
 from cmexam_tune.predict import predict
 from cmexam_tune.preprocess import preprocess
-from cmexam_tune.prompts import template, templates
+from cmexam_tune.prompts import chat_template, dialogue, template
 
 SAMPLE = Path(__file__).resolve().parents[1] / "cmexam_tune" / "sample" / "cmb" / "clin.json"
 SHARED = Path(__file__).resolve().parents[2] / "shared"
@@ -65,13 +71,13 @@ def remote(url: str, *more: str) -> list[str]:
 )
 def test_real_cases_are_asked_as_cmbs_own_code_asks_them(worker: str, name: str) -> None:
     every = {case.id: case for case in cmb.read_clin(REAL)}
-    assert len(every) == 74 and len(list(dialogues.keys(list(every.values())))) == 208
+    assert len(every) == 74 and len(list(dialogue.keys(list(every.values())))) == 208
     golden = json.loads(GOLDEN.read_text(encoding="utf-8"))["clin"]
-    wrapper = template(templates.of_conversations(name))
+    wrapper = template(chat_template.of_conversations(name))
     for one in golden:
         case = every[one["case_id"]]
         made = [
-            wrapper.text(dialogues.asked(case, n + 1, None, wrapper.case).dialogue()) for n in range(len(case.turns))
+            wrapper.text(dialogue.asked(case, n + 1, None, wrapper.case).dialogue()) for n in range(len(case.turns))
         ]
         # Our records and answers are stripped at both ends; theirs are not.
         assert [re.sub(r"\s", "", text) for text in made] == [re.sub(r"\s", "", t) for t in one["prompts"][worker]]
@@ -79,14 +85,14 @@ def test_real_cases_are_asked_as_cmbs_own_code_asks_them(worker: str, name: str)
 
 
 def test_a_turn_by_hand() -> None:
-    second = dialogues.asked(CASES[0], 2)
+    second = dialogue.asked(CASES[0], 2)
     assert second.question.id == "0:2"
     assert second.dialogue().messages() == [
         {"role": "user", "content": "病史。诊断？"},
         {"role": "assistant", "content": "阑尾炎。"},
         {"role": "user", "content": "治疗？"},
     ]
-    assert dialogues.asked(CASES[0], 2, ["胃炎"]).turns[0].answer == "胃炎"
+    assert dialogue.asked(CASES[0], 2, ["胃炎"]).turns[0].answer == "胃炎"
 
 
 def test_all_turns_by_an_endpoint_and_after_a_failure_only_the_missing(cases: Path, tmp_path: Path) -> None:
@@ -128,7 +134,7 @@ def test_a_local_model_answers_cases(tmp_path: Path) -> None:
     words = [f"model.model_name_or_path={model}", "prompt.template=baichuan", "prompt.max_source_length=512"]
     words += ["generation.max_new_tokens=3"]
     out = predict("lora_llama", tmp_path / "data" / "clin.cases.jsonl", tmp_path / "p.jsonl", words)
-    turns = list(dialogues.keys(list(jsonl.read(tmp_path / "data" / "clin.cases.jsonl", Case))))
+    turns = list(dialogue.keys(list(jsonl.read(tmp_path / "data" / "clin.cases.jsonl", Case))))
     assert [p.question_id for p in jsonl.read(out, Prediction)] == turns and len(turns) >= 4
 
 
@@ -191,7 +197,7 @@ def test_another_rubric_is_checked(change: tuple[str, str], message: str, tmp_pa
 
 
 def answered(tmp_path: Path, name: str, texts: tuple[str, ...] = ("甲答", "乙答", "丙答")) -> Path:
-    records = [Prediction(key, text) for key, text in zip(dialogues.keys(CASES), texts, strict=False)]
+    records = [Prediction(key, text) for key, text in zip(dialogue.keys(CASES), texts, strict=False)]
     jsonl.write(tmp_path / f"{name}.jsonl", records)
     return tmp_path / f"{name}.jsonl"
 
@@ -293,7 +299,7 @@ def test_a_sheet_is_blind_and_comes_back(cases: Path, tmp_path: Path) -> None:
     book = openpyxl.load_workbook(sheet)
     rows = list(book.active.iter_rows(min_row=2, values_only=True))
     assert len(rows) == 5 and "model" not in str(rows) and "=1+1" in [row[5] for row in rows]
-    key = {place["row"]: place for place in json.loads(sheets.key_path(sheet).read_text())}
+    key = {place["row"]: place for place in json.loads(human_scores.key_path(sheet).read_text())}
     for line in range(2, 6):  # one row stays empty
         for column, score in enumerate((5, 4, 3, 2), 7):
             book.active.cell(line, column).value = score
@@ -306,13 +312,13 @@ def test_a_sheet_is_blind_and_comes_back(cases: Path, tmp_path: Path) -> None:
     book.active.cell(2, 7).value = 7
     book.save(tmp_path / "sheet_bad.xlsx")
     with pytest.raises(DataError, match=r"row 2: fluency is 7, an integer from 1 to 5"):
-        sheets.read(tmp_path / "sheet_bad.xlsx", rubric.read())
+        human_scores.read(tmp_path / "sheet_bad.xlsx", rubric.read())
 
 
 def test_a_sample_is_drawn_evenly(tmp_path: Path) -> None:
-    answers = {name: [Prediction(key, name) for key in dialogues.keys(CASES)] for name in "abc"}
-    assert sheets.export(tmp_path / "s.xlsx", CASES, answers, rubric.read(), sample=6, seed=1) == 6
-    models = [place["model"] for place in json.loads(sheets.key_path(tmp_path / "s.xlsx").read_text())]
+    answers = {name: [Prediction(key, name) for key in dialogue.keys(CASES)] for name in "abc"}
+    assert human_scores.export(tmp_path / "s.xlsx", CASES, answers, rubric.read(), sample=6, seed=1) == 6
+    models = [place["model"] for place in json.loads(human_scores.key_path(tmp_path / "s.xlsx").read_text())]
     assert sorted(models) == ["a", "a", "b", "b", "c", "c"]
 
 

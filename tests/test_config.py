@@ -11,9 +11,14 @@ from typing import Any
 import pytest
 import yaml
 
-from cmexam_tune import __main__
-from cmexam_tune.core import cli, config, files, jsonl, variants
-from cmexam_tune.core.config import external
+from cmexam_tune import __main__, config
+from cmexam_tune.config import installed_versions
+from cmexam_tune.core import (
+    cli,
+    files,
+    jsonl,
+    variants,
+)
 from cmexam_tune.core.errors import ConfigError, DataError, TrainingStopped, UserError
 from cmexam_tune.core.schema import Prediction, Question, letters
 from cmexam_tune.core.strict import Problems, convert
@@ -182,7 +187,7 @@ def test_every_alias_leads_somewhere() -> None:
         assert target == section, old
         known = set(own[section].__dataclass_fields__) if section in own else {"method"}  # type: ignore[attr-defined]
         if section == "training":
-            known |= set(external.training())
+            known |= set(installed_versions.training())
         if section == "tuning":
             known |= {f for m in variants.names("tuning") for f in variants.load("tuning", m).Settings.__annotations__}
         assert name in known, new
@@ -235,10 +240,14 @@ def test_unknown_recipe_is_suggested() -> None:
 def test_foreign_names_are_the_library_s() -> None:
     from transformers import GenerationConfig, TrainingArguments
 
-    assert set(external.training()) == {f for f in TrainingArguments.__dataclass_fields__ if f != "output_dir"}
-    assert set(external.generation()) == {name for name in vars(GenerationConfig()) if not name.startswith("_")}
-    assert external.training()["learning_rate"] is float
-    assert external.generation()["max_new_tokens"] == int | None
+    assert set(installed_versions.training()) == {
+        f for f in TrainingArguments.__dataclass_fields__ if f != "output_dir"
+    }
+    assert set(installed_versions.generation()) == {
+        name for name in vars(GenerationConfig()) if not name.startswith("_")
+    }
+    assert installed_versions.training()["learning_rate"] is float
+    assert installed_versions.generation()["max_new_tokens"] == int | None
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,15 @@ from modelkit import checkpoint, make_config, question, questions
 from transformers import GenerationConfig
 
 from cmexam_tune import prompts
-from cmexam_tune.answers import letter_sets, parse
+from cmexam_tune.config import Config
 from cmexam_tune.core import variants
-from cmexam_tune.core.config import Config
 from cmexam_tune.core.errors import ConfigError, UserError
 from cmexam_tune.core.schema import Question
-from cmexam_tune.families import Loaded, llama
-from cmexam_tune.models import causal, decode, writing
+from cmexam_tune.evaluation.answer_parsing import letter_sets, parse
+from cmexam_tune.models import causal
+from cmexam_tune.models.families import Loaded, llama
+from cmexam_tune.models.generation import decoder as decode
+from cmexam_tune.models.generation import stopping
 
 MODES = ("generate", "constrained", "likelihood")
 
@@ -215,10 +217,10 @@ def test_stop_strings_of_the_template_end_the_text(monkeypatch: pytest.MonkeyPat
     loaded, config = tuned("none")
     (free,) = llama.answer(loaded, [question(1)], config)
     assert len(free.text) > 2
-    from cmexam_tune.prompts import templates
+    from cmexam_tune.prompts import chat_template
 
     stop = free.text[2]
-    monkeypatch.setitem(templates.TEMPLATES, "none", replace(templates.template("none"), stop=(stop,)))
+    monkeypatch.setitem(chat_template.TEMPLATES, "none", replace(chat_template.template("none"), stop=(stop,)))
     (cut,) = llama.answer(loaded, [question(1)], replace(config, prompt=replace(config.prompt, template="none")))
     assert cut.text == free.text[: free.text.find(stop)]
 
@@ -278,7 +280,7 @@ def test_nothing_behind_the_end_is_read(family: str) -> None:
     loaded = module.load(config.model)
     decoder = module.decoder(loaded, config)
     rows = {item.question.id: item.ids + decoder.codec.lead for item in decoder.ask(asked)}
-    free = {key: decoder._generate([row], writing.settings(decoder.model, decoder.tokenizer, config))[0]
+    free = {key: decoder._generate([row], stopping.settings(decoder.model, decoder.tokenizer, config))[0]
             for key, row in rows.items()}  # fmt: skip
     end = next(iter(free.values()))[2]
     config = set_generation(config, arguments={"eos_token_id": end}, batch_size=8)
@@ -316,7 +318,7 @@ def test_only_the_recipe_decides_how_is_decoded(model: tuple[Loaded, Config]) ->
 @pytest.mark.parametrize(("style", "room"), [("answer", 32), ("answer_explain", 200), ("cmb_cot", 200), ("open", 200)])
 def test_an_explanation_has_the_room_that_it_had_in_training(style: str, room: int) -> None:
     config = make_config(prompt__style=style, prompt__max_target_length=200)
-    assert writing.room(config) == room
+    assert stopping.room(config) == room
 
 
 def test_beam_search_with_a_prefix() -> None:
@@ -324,7 +326,7 @@ def test_beam_search_with_a_prefix() -> None:
     loaded, config = tuned("ptuning")
     decoder = llama.decoder(loaded, set_generation(config, arguments={"num_beams": 3}))
     rows = [item.ids for item in decoder.ask(prompts.plainly(questions(3), config))]
-    settings = writing.settings(decoder.model, decoder.tokenizer, decoder.config)
+    settings = stopping.settings(decoder.model, decoder.tokenizer, decoder.config)
     mine = decoder._generate(rows, settings)
     ids, mask = causal.left_padded(rows, decoder.pad, torch.device("cpu"))
     plain = loaded.model.generate(input_ids=ids, attention_mask=mask, generation_config=settings)

@@ -15,11 +15,10 @@ from train_helpers import losses, weights
 torch = pytest.importorskip("torch")
 pytest.importorskip("deepspeed")
 
-from cmexam_tune import tiny
-from cmexam_tune.core import config
-from cmexam_tune.runfolder import runs
+from cmexam_tune import config, tiny
 from cmexam_tune.train import train
 from cmexam_tune.training import arguments
+from cmexam_tune.training.run_directory import run as runs
 
 
 def launch(launcher: list[str], recipe: Path, out: Path, *overrides: str) -> runs.Run:

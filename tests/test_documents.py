@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from cmexam_tune.core import config, documents, jsonl
+from cmexam_tune import config
+from cmexam_tune.core import documents, jsonl
 from cmexam_tune.core.errors import ConfigError, DataError, UserError
 from cmexam_tune.core.schema import Prediction
 

@@ -14,13 +14,14 @@ import train_helpers
 
 pytest.importorskip("torch")
 
-from cmexam_tune.batching import encoding
-from cmexam_tune.batching.questions import QuestionFiles
-from cmexam_tune.core import config, jsonl
+from cmexam_tune import config
+from cmexam_tune.core import jsonl
 from cmexam_tune.core.schema import Question
-from cmexam_tune.families import Family, Loaded
+from cmexam_tune.models.families import Family, Loaded
 from cmexam_tune.models.features import Encoded
-from cmexam_tune.runfolder import runs
+from cmexam_tune.training.data import encoding
+from cmexam_tune.training.data.questions import QuestionFiles
+from cmexam_tune.training.run_directory import run
 
 World = tuple[config.Config, Family, Loaded, QuestionFiles]
 
@@ -33,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def world(folder: Path) -> World:
     recipe = train_helpers.recipe(folder)
-    family = runs.parts(recipe)[0]
+    family = run.parts(recipe)[0]
     return recipe, family, family.load(recipe.model), QuestionFiles((str(folder / "train.jsonl"),))
 
 

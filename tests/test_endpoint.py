@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 from fake_openai import KEY, Fault, Said, Script, serving
 
+from cmexam_tune.config import Config, load_config
 from cmexam_tune.core import jsonl, variants
-from cmexam_tune.core.config import Config, load_config
 from cmexam_tune.core.errors import ConfigError, TrainingStopped, UserError
 from cmexam_tune.core.schema import Case, Prediction, Question, Turn
-from cmexam_tune.families.endpoint import Remote
-from cmexam_tune.families.endpoint.client import Client, Request, _Pace
+from cmexam_tune.models.families.endpoint import Remote
+from cmexam_tune.models.families.endpoint.client import Client, Request, _Pace
 from cmexam_tune.predict import predict
 from cmexam_tune.prompts import Asked
 
@@ -437,7 +437,7 @@ def test_votes_and_examples_and_a_restart_in_the_middle(tmp_path: Path) -> None:
 
 
 def test_it_loads_no_torch() -> None:
-    code = "import sys, cmexam_tune.families.endpoint as e; e.client; sys.exit('torch' in sys.modules)"
+    code = "import sys, cmexam_tune.models.families.endpoint as e; e.client; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -11,12 +11,11 @@ import train_helpers
 
 torch = pytest.importorskip("torch")
 
-from cmexam_tune import tiny
+from cmexam_tune import config, tiny
 from cmexam_tune import train as program
-from cmexam_tune.core import config
-from cmexam_tune.runfolder import runs
 from cmexam_tune.train import question_files, train
-from cmexam_tune.training import estimate, precision
+from cmexam_tune.training import estimate, precision_checks
+from cmexam_tune.training.run_directory import run as runs
 
 METHODS: dict[str, dict[str, Any]] = {
     "lora": {"method": "lora", "r": 4, "lora_alpha": 8, "lora_dropout": 0.0},
@@ -88,11 +87,11 @@ def test_memory_by_stage(folder: Path, tmp_path: Path) -> None:
     questions = question_files(settings)[0]
     loaded = module.load(settings.model, questions)
     model: Any = tuning.attach(loaded.model, module, settings.tuning.settings)
-    from cmexam_tune.batching import data, encoding
     from cmexam_tune.training import arguments
+    from cmexam_tune.training.data import datasets, encoding
 
     samples = encoding.encode(settings, module, loaded, questions, tmp_path)
-    plan = data.Data(data.encoded_questions(module, loaded, samples), arguments.layout(settings, 4))
+    plan = datasets.Data(datasets.encoded_questions(module, loaded, samples), arguments.layout(settings, 4))
     need = estimate.memory(settings, model, plan, 4)
     trained = sum(p.numel() for p in model.parameters())
     held = estimate.buffers(model, trained)
@@ -141,7 +140,7 @@ PEAK = """
 import re, sys
 from pathlib import Path
 from cmexam_tune.train import question_files, train
-from cmexam_tune.core.config import load_config
+from cmexam_tune.config import load_config
 from cmexam_tune.training import estimate
 
 config = load_config(sys.argv[2])
@@ -177,8 +176,8 @@ def test_host_memory_on_cards(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     settings = train_helpers.recipe(folder, training__use_cpu=False)
     model: Any = runs.parts(settings)[0].load(settings.model, device="meta").model.requires_grad_(False)
     size, needed = sum(p.numel() * p.element_size() for p in model.parameters()), dict.fromkeys(estimate.STAGES, 0)
-    card = precision.Card("A800", cuda=True, bf16=True)
-    monkeypatch.setattr(precision.Card, "here", lambda use_cpu=False: card)
+    card = precision_checks.Card("A800", cuda=True, bf16=True)
+    monkeypatch.setattr(precision_checks.Card, "here", lambda use_cpu=False: card)
     monkeypatch.setattr("psutil.Process", lambda: SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=1000)))
     largest = max(p.numel() * p.element_size() for p in model.parameters())
     plain = estimate.host(settings, model, needed, (16, 8))

@@ -21,10 +21,11 @@ from cmexam_tune.core import jsonl
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.core.schema import Prediction
 from cmexam_tune.evaluate import evaluate
-from cmexam_tune.families import llama
+from cmexam_tune.interop.exporting import model_card, modelfile
+from cmexam_tune.models.families import llama
 from cmexam_tune.prompts import TEMPLATES, Dialogue
-from cmexam_tune.runfolder import modelcard, modelfile, runs
 from cmexam_tune.train import train
+from cmexam_tune.training.run_directory import run as runs
 
 METHODS: dict[str, dict[str, Any]] = {
     "lora": {"method": "lora", "r": 4, "lora_alpha": 16, "lora_dropout": 0.0},
@@ -181,7 +182,7 @@ def test_the_chat_template_gives_the_training_prompt(
     there = AutoTokenizer.from_pretrained(tmp_path)
     asked = [{"role": "user", "content": text}]
     assert there.apply_chat_template(asked, add_generation_prompt=True, return_dict=False) == wanted
-    assert "MESSAGE" in modelcard.card(run, config, loaded, "hf", None)
+    assert "MESSAGE" in model_card.card(run, config, loaded, "hf", None)
 
 
 def test_the_card_says_how_to_load(trained: Callable[[str, str], Path], tmp_path: Path) -> None:

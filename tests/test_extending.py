@@ -88,11 +88,11 @@ def test_a_metric(tmp_path: Path) -> None:
     """The two pieces put where the page says, in a copy of the package."""
     pieces = dict(BLOCKS)
     shutil.copytree(ROOT / "cmexam_tune", tmp_path / "cmexam_tune", ignore=shutil.ignore_patterns("__pycache__"))
-    file = tmp_path / "cmexam_tune" / "scoring" / "grading.py"
+    file = tmp_path / "cmexam_tune" / "evaluation" / "grading.py"
     text = file.read_text(encoding="utf-8")
     head, accuracy, tail = text.partition('        "accuracy": average(scored, ()),\n')
     text = head + accuracy + pieces['in score, below "accuracy"'] + tail
-    file.write_text(f"{text}\n\n{pieces['at the end of cmexam_tune/scoring/grading.py']}", encoding="utf-8")
+    file.write_text(f"{text}\n\n{pieces['at the end of cmexam_tune/evaluation/grading.py']}", encoding="utf-8")
     options = {"A": "甲", "B": "乙", "C": "丙"}
     jsonl.write(
         tmp_path / "q.jsonl", [Question(f"q{i}", "题", options, answer) for i, answer in enumerate(["AB", "C"])]

@@ -15,8 +15,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, T5Config, T5ForCondit
 from cmexam_tune import prompts, tiny
 from cmexam_tune.core import variants
 from cmexam_tune.core.errors import UserError
-from cmexam_tune.families import Loaded, llama
 from cmexam_tune.models import causal
+from cmexam_tune.models.families import Loaded, llama
 from cmexam_tune.models.features import IGNORE_INDEX
 
 

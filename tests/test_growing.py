@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cmexam_tune.answers import parse
+from cmexam_tune.evaluation.answer_parsing import parse
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 import growing

@@ -10,10 +10,17 @@ import train_helpers
 torch = pytest.importorskip("torch")
 
 from cmexam_tune.core.errors import ConfigError, TrainingStopped
-from cmexam_tune.runfolder import seal
 from cmexam_tune.train import train
-from cmexam_tune.training import checkpoints, guards, logits, loop, precision, selfcheck
-from cmexam_tune.training.guards import Guards
+from cmexam_tune.training import (
+    checkpoints,
+    checksums,
+    logits,
+    loop,
+    monitor,
+    precision_checks,
+    selfcheck,
+)
+from cmexam_tune.training.monitor import Guards
 
 NAN, INF = math.nan, math.inf
 
@@ -81,9 +88,9 @@ def test_message_names_everything() -> None:
 
 
 def test_question_without_label_is_refused_before_the_first_step() -> None:
-    guards.check_rows([("a", 1), ("b", 2)])
+    monitor.check_rows([("a", 1), ("b", 2)])
     with pytest.raises(TrainingStopped, match="1 questions carry no label, the first is b"):
-        guards.check_rows([("a", 1), ("b", 0)])
+        monitor.check_rows([("a", 1), ("b", 0)])
 
 
 @pytest.fixture(scope="module")
@@ -110,12 +117,12 @@ def test_run_stops_after_saving(folder: Path, monkeypatch: pytest.MonkeyPatch, v
     assert "step 3, questions q:" in str(stopped.value)
     (saved,) = checkpoints.found(out)
     assert saved.name == "checkpoint-2"
-    assert seal.damage(saved) is None
+    assert checksums.damage(saved) is None
     assert not (out / "adapter").exists()
 
 
 def test_unreadable_adapter_is_noticed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cmexam_tune.tuning.lora.load", lambda model, path: None)
+    monkeypatch.setattr("cmexam_tune.models.adapters.lora.load", lambda model, path: None)
     with pytest.raises(TrainingStopped, match="gives other logits"):
         train(train_helpers.recipe(folder, out=str(folder / "unread"), training__learning_rate=1e-2))
     assert not (folder / "unread" / "adapter").exists()
@@ -125,9 +132,9 @@ def test_unreadable_adapter_is_noticed(folder: Path, monkeypatch: pytest.MonkeyP
 
 # Precision
 
-V100 = precision.Card("V100", cuda=True, bf16=False)
-A800 = precision.Card("A800", cuda=True, bf16=True)
-CPU = precision.Card("CPU", cuda=False, bf16=True)
+V100 = precision_checks.Card("V100", cuda=True, bf16=False)
+A800 = precision_checks.Card("A800", cuda=True, bf16=True)
+CPU = precision_checks.Card("CPU", cuda=False, bf16=True)
 
 
 @pytest.mark.parametrize(
@@ -140,21 +147,23 @@ CPU = precision.Card("CPU", cuda=False, bf16=True)
         (V100, {"fp16": False}, {"bf16": False, "fp16": False}),
     ],
 )
-def test_precision_suits_the_card(card: precision.Card, given: dict[str, bool], expected: dict[str, bool]) -> None:
-    assert precision.choose(given, card) == expected
+def test_precision_suits_the_card(
+    card: precision_checks.Card, given: dict[str, bool], expected: dict[str, bool]
+) -> None:
+    assert precision_checks.choose(given, card) == expected
 
 
 def test_bf16_on_v100_is_refused() -> None:
     with pytest.raises(ConfigError, match="V100 has no bfloat16"):
-        precision.choose({"bf16": True}, V100)
+        precision_checks.choose({"bf16": True}, V100)
 
 
 def test_harmful_settings_are_named(folder: Path) -> None:
     risky = train_helpers.recipe(
         folder, tuning={"method": "ptuning", "num_virtual_tokens": 4}, training__learning_rate=2e-2
     )
-    said = precision.warnings(risky, {"fp16": True, "bf16": False}, {"prefix": torch.float16})
+    said = precision_checks.warnings(risky, {"fp16": True, "bf16": False}, {"prefix": torch.float16})
     assert any("float16" in line for line in said)
     assert any("0.02 with P-tuning in fp16" in line for line in said)
     calm = train_helpers.recipe(folder)
-    assert precision.warnings(calm, {"fp16": False, "bf16": True}, {"lora": torch.float32}) == []
+    assert precision_checks.warnings(calm, {"fp16": False, "bf16": True}, {"lora": torch.float32}) == []

@@ -15,21 +15,21 @@ from safetensors.torch import load_file
 from transformers import RobertaConfig, RobertaModel
 
 from cmexam_tune import prompts, tiny
+from cmexam_tune.config import Config
 from cmexam_tune.core import jsonl
-from cmexam_tune.core.config import Config
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.evaluate import evaluate
 from cmexam_tune.export import export, logits
-from cmexam_tune.families import Loaded
-from cmexam_tune.families.chatglm import tiny as tiny_chatglm
+from cmexam_tune.inference import loading
 from cmexam_tune.models import precision
-from cmexam_tune.models.reading import Reader
+from cmexam_tune.models.families import Loaded
+from cmexam_tune.models.families.chatglm import tiny as tiny_chatglm
+from cmexam_tune.models.generation.prefill import Reader
 from cmexam_tune.predict import predict
-from cmexam_tune.prediction import loading
-from cmexam_tune.runfolder import runs
 from cmexam_tune.train import train
 from cmexam_tune.training import checkpoints
+from cmexam_tune.training.run_directory import run as runs
 
 LORA = {"method": "lora", "r": 2, "lora_alpha": 4, "lora_dropout": 0.0}
 METHODS: dict[str, dict[str, Any]] = {

@@ -13,14 +13,14 @@ from modelkit import checkpoint, make_config, questions
 from transformers import PreTrainedModel
 
 from cmexam_tune.core import jsonl, variants
-from cmexam_tune.families import chatglm
-from cmexam_tune.families.chatglm import loading as chatglm_loading
-from cmexam_tune.families.chatglm import quantization
+from cmexam_tune.inference import loading
 from cmexam_tune.models import merging
-from cmexam_tune.prediction import loading
-from cmexam_tune.runfolder import runs
+from cmexam_tune.models.families import chatglm
+from cmexam_tune.models.families.chatglm import loading as chatglm_loading
+from cmexam_tune.models.families.chatglm import quantization
 from cmexam_tune.train import train
 from cmexam_tune.training import loop
+from cmexam_tune.training.run_directory import run as runs
 
 
 class Asked(BaseException):

@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from cmexam_tune.core import variants
 from cmexam_tune.core.errors import ConfigError, UserError
-from cmexam_tune.families import llama
-from cmexam_tune.tuning import full, head, lora
+from cmexam_tune.models.adapters import full, head, lora
+from cmexam_tune.models.families import llama
 
 IDS = torch.arange(5, 45)[None]
 

@@ -9,8 +9,8 @@ from modelkit import checkpoint, make_config
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from cmexam_tune.core import variants
-from cmexam_tune.families import Loaded, llama
 from cmexam_tune.models import attention, merging
+from cmexam_tune.models.families import Loaded, llama
 
 
 def tuned(family: str, dtype: str = "float32", strength: float = 0.05, **more: Any) -> Loaded:

@@ -4,10 +4,9 @@ import random
 
 import pytest
 
-from cmexam_tune import profiles
 from cmexam_tune.core.errors import ConfigError, DataError
 from cmexam_tune.core.schema import Prediction, Question
-from cmexam_tune.scoring import grading
+from cmexam_tune.evaluation import grading, scorers
 
 OPTIONS = dict(zip("ABCDE", ["青霉素", "头孢曲松", "阿奇霉素", "左氧氟沙星", "万古霉素"], strict=True))
 
@@ -108,5 +107,5 @@ def test_the_macro_average_of_cmb_is_over_categories_and_their_classes():
 
 def test_unknown_profile_gets_a_suggestion():
     with pytest.raises(ConfigError, match="did you mean 'cmexam-lora'"):
-        profiles.get("cmexam_lora")
-    assert profiles.names()[0] == "standard"
+        scorers.get("cmexam_lora")
+    assert scorers.names()[0] == "standard"

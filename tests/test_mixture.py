@@ -16,16 +16,16 @@ torch = pytest.importorskip("torch")
 from safetensors.torch import load_file
 
 from cmexam_tune import reproduce
-from cmexam_tune.batching.batches import Layout, StepSampler
-from cmexam_tune.batching.mixture import Mixture
-from cmexam_tune.batching.questions import QuestionFiles
-from cmexam_tune.batching.shuffled import shuffled
+from cmexam_tune.config import Config
 from cmexam_tune.core import jsonl
-from cmexam_tune.core.config import Config
 from cmexam_tune.core.errors import ConfigError, UserError
 from cmexam_tune.core.schema import Question
 from cmexam_tune.train import question_files, train
 from cmexam_tune.training import estimate
+from cmexam_tune.training.data.mixture import Mixture
+from cmexam_tune.training.data.questions import QuestionFiles
+from cmexam_tune.training.data.sampler import Layout, StepSampler
+from cmexam_tune.training.data.shuffled_options import shuffled
 
 # --- mixture ------------------------------------------------------------------------------------------------------
 

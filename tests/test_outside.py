@@ -11,8 +11,9 @@ import yaml
 
 pytest.importorskip("torch")
 
+from cmexam_tune import config
 from cmexam_tune.__main__ import main
-from cmexam_tune.core import config, variants
+from cmexam_tune.core import variants
 from cmexam_tune.core.errors import ConfigError
 
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "extending.md"

@@ -17,16 +17,17 @@ import forked
 import pytest
 from modelkit import checkpoint, make_config, question, questions
 
-from cmexam_tune import answers, predict, prompts, reproduce
+from cmexam_tune import predict, prompts, reproduce
 from cmexam_tune.__main__ import main
+from cmexam_tune.config import dump_config
 from cmexam_tune.core import jsonl
-from cmexam_tune.core.config import dump_config
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.core.schema import Prediction, Question
-from cmexam_tune.models.decode import Decoder
-from cmexam_tune.prediction import provenance, sharing
-from cmexam_tune.prediction.answering import majority
-from cmexam_tune.prediction.resumable import ResumableFile, meta_path
+from cmexam_tune.evaluation import answer_parsing
+from cmexam_tune.inference import provenance, sharing
+from cmexam_tune.inference.answering import majority
+from cmexam_tune.inference.records import ResumableFile, meta_path
+from cmexam_tune.models.generation.decoder import Decoder
 from cmexam_tune.prompts import order
 
 
@@ -260,7 +261,7 @@ def test_votes_are_repeatable_and_go_on_in_the_middle_of_a_question(
     run(*words, "--out", whole)
     for prediction in read(whole):
         question = next(q for q in jsonl.read(asked, Question) if q.id == prediction.question_id)
-        each = [answers.parse(text, question) for text in prediction.votes]
+        each = [answer_parsing.parse(text, question) for text in prediction.votes]
         counts = Counter(letters for letters in each if letters)
         assert len(each) == 3 and len(set(prediction.votes)) == 3 and prediction.text in prediction.votes
         assert prediction.answer == (counts.most_common(1)[0][0] if counts else None)
@@ -335,8 +336,8 @@ def test_answers_in_another_order_are_in_the_exams_letters(asked: Path, recipe: 
 
 
 def test_a_run_folder_answers_as_its_model_did(asked: Path, tmp_path: Path) -> None:
-    from cmexam_tune.runfolder import runs
     from cmexam_tune.train import train
+    from cmexam_tune.training.run_directory import run as runs
 
     config = make_config(
         data={"train": [str(asked)]},
@@ -347,7 +348,7 @@ def test_a_run_folder_answers_as_its_model_did(asked: Path, tmp_path: Path) -> N
     assert Path(checkpoint("llama")).is_dir()
     trained = train(config)
     out = predict.predict(trained.path, asked, tmp_path / "p.jsonl")
-    from cmexam_tune.families import llama
+    from cmexam_tune.models.families import llama
 
     _, loaded = runs.load(trained.path)
     again = list(llama.answer(loaded, list(jsonl.read(asked, Question)), config))
@@ -461,10 +462,10 @@ def test_twenty_kills_of_many_processes(asked: Path, recipe: Path, tmp_path: Pat
 
 
 def test_outputs_cut_while_thinking_are_counted_apart() -> None:
-    from cmexam_tune.prediction import answering, resumable
+    from cmexam_tune.inference import answering, records
 
     texts = [("<think>我想", "length"), ("<think>好</think>答案: A 因", "length"), ("<think>好</think>A", None)]
     lines = [json.dumps({"question_id": "x", "text": text, "finish": finish}).encode() for text, finish in texts]
-    counts = resumable._counts([resumable._record(line, "") for line in lines])
+    counts = records._counts([records._record(line, "") for line in lines])
     assert (counts["records"], counts["cut"], counts["cut_thinking"]) == (3, 2, 1)
     assert "1 of them while thinking (generation.thinking_tokens)" in answering.summary(counts)

@@ -15,7 +15,7 @@ from cmexam_tune import preprocess, prompts
 from cmexam_tune.core import cli, jsonl
 from cmexam_tune.core.errors import ConfigError, DataError, UserError
 from cmexam_tune.core.schema import Case, Question, Turn
-from cmexam_tune.overlap import duplicates
+from cmexam_tune.quality import duplicates
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 needs_data = pytest.mark.skipif(not DATA.exists(), reason="the released files are not here")

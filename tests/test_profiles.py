@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from cmexam_tune import evaluate, profiles
+from cmexam_tune import evaluate
 from cmexam_tune.core import jsonl
 from cmexam_tune.core.schema import Prediction, Question
-from cmexam_tune.metrics import text_metrics
-from cmexam_tune.profiles import _cmexam
-from cmexam_tune.scoring import grading
+from cmexam_tune.evaluation import grading, scorers, text_metrics
+from cmexam_tune.evaluation.scorers import _cmexam
 
 GOLDEN = Path(__file__).resolve().parents[2] / "shared" / "golden"
 needs_golden = pytest.mark.skipif(
@@ -36,7 +35,7 @@ QUESTION = Question("q", "首选", DRUGS, "B")
     ],
 )
 def test_cmexam_lora_reads(text, answer, explanation):
-    assert profiles.get("cmexam-lora").read(text, QUESTION) == (answer, explanation)
+    assert scorers.get("cmexam-lora").read(text, QUESTION) == (answer, explanation)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +51,7 @@ def test_cmexam_lora_reads(text, answer, explanation):
     ],
 )
 def test_cmexam_chatglm_reads(text, answer, explanation):
-    assert profiles.get("cmexam-chatglm").read(text, QUESTION) == (answer, explanation)
+    assert scorers.get("cmexam-chatglm").read(text, QUESTION) == (answer, explanation)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +68,7 @@ def test_cmexam_chatglm_reads(text, answer, explanation):
     ],
 )
 def test_cmb_reads(text, single, multiple):
-    read = profiles.get("cmb").read
+    read = scorers.get("cmb").read
     assert read(text, QUESTION).answer == single
     assert read(text, Question("q", "首选", DRUGS, "B", kind="multiple")).answer == multiple
 
@@ -78,8 +77,8 @@ def test_denominators_differ_on_the_same_outputs():
     questions = [Question(str(i), "首选", DRUGS, "B", "因为") for i in range(4)]
     texts = ["答案：B，\n解释：因为", "答案：A，\n解释：因为", "无法回答", ""]
     predictions = [Prediction(str(i), text) for i, text in enumerate(texts)]
-    table = {name: grading.score(grading.grade(questions, predictions, name), name) for name in profiles.names()}
-    assert {name: scores["n"] for name, scores in table.items()} == dict.fromkeys(profiles.names(), 4)
+    table = {name: grading.score(grading.grade(questions, predictions, name), name) for name in scorers.names()}
+    assert {name: scores["n"] for name, scores in table.items()} == dict.fromkeys(scorers.names(), 4)
     assert table["standard"]["accuracy"] == table["cmexam-lora"]["accuracy"] == table["cmb"]["accuracy"] == 25
     assert (table["cmexam-chatglm"]["accuracy"], table["cmexam-chatglm"]["scored"]) == (50, 2)
     assert table["standard"]["bleu1"] != table["standard-jieba"]["bleu1"]
@@ -95,9 +94,9 @@ def test_repetition_is_free_in_the_scripts_rouge_but_not_in_the_standard():
 def test_qilin_looks_for_the_texts_of_a_to_e_only():
     """As the list of choices that its script is given; a letter is read wherever it is written."""
     six = Question("q", "首选", DRUGS | {"F": "万古霉素"}, "B")
-    assert profiles.get("qilin").read("青霉素优于万古霉素", six).answer == "B"
-    assert profiles.get("qilin").read("万古霉素", six).answer is None
-    assert profiles.get("qilin").read("F", six).answer == "F"
+    assert scorers.get("qilin").read("青霉素优于万古霉素", six).answer == "B"
+    assert scorers.get("qilin").read("万古霉素", six).answer is None
+    assert scorers.get("qilin").read("F", six).answer == "F"
 
 
 @needs_golden
@@ -163,7 +162,7 @@ def test_standard_on_the_golden_outputs_equals_the_libraries(tmp_path):
 def test_every_recorded_reading_of_the_scripts():
     for row in _rows():
         question = _question(row)
-        lora, glm = profiles.get("cmexam-lora").read, profiles.get("cmexam-chatglm").read
+        lora, glm = scorers.get("cmexam-lora").read, scorers.get("cmexam-chatglm").read
         answer, explanation = lora(row["prediction"], question)
         assert (answer or "无答案", explanation) == (row["lora_parsed_option"], row["lora_parsed_explanation"])
         answer, explanation = glm(row["prediction_fullwidth"], question)
@@ -197,7 +196,7 @@ def _evaluate(folder, texts, profile):
 def test_a_profile_of_ones_own_by_its_dotted_name(tmp_path, monkeypatch):
     (tmp_path / "my_lab").mkdir()
     (tmp_path / "my_lab" / "prof.py").write_text(
-        "from cmexam_tune.profiles import Profile, Reading\n"
+        "from cmexam_tune.evaluation.scorers import Profile, Reading\n"
         "PROFILE = Profile('my_lab.prof', 'last character', lambda text, q: Reading(text[-1:] or None, None), {})\n"
     )
     monkeypatch.syspath_prepend(tmp_path)

@@ -20,9 +20,9 @@ from transformers import (
 )
 
 from cmexam_tune.core.errors import ConfigError, UserError
-from cmexam_tune.families.chatglm.prefix import load_authors_prefix
+from cmexam_tune.models.adapters import ptuning
+from cmexam_tune.models.families.chatglm.prefix import load_authors_prefix
 from cmexam_tune.models.prefix import encoder_of
-from cmexam_tune.tuning import ptuning
 
 LLAMA = SimpleNamespace(task="generate", lora_targets=(), prefix_shifts_positions=True)
 BERT = SimpleNamespace(task="classify", lora_targets=(), prefix_shifts_positions=False)

@@ -8,8 +8,8 @@ import yaml
 
 from cmexam_tune import reproduce
 from cmexam_tune.core.schema import Question
-from cmexam_tune.paper import facets, published, results
-from cmexam_tune.scoring import breakdowns
+from cmexam_tune.evaluation import breakdowns
+from cmexam_tune.report.papers import facets, published_tables, reproduced
 
 CHECKED = Path(__file__).resolve().parents[2] / "shared" / "research" / "published_tables.yaml"
 TABLES = [(exam, f"table{number}") for exam, last in (("cmexam", 8), ("cmb", 8)) for number in range(3, last + 1)]
@@ -19,7 +19,7 @@ TABLES = [(exam, f"table{number}") for exam, last in (("cmexam", 8), ("cmb", 8))
 @pytest.mark.parametrize(("exam", "name"), TABLES)
 def test_every_cell_equals_the_checked_copy(exam: str, name: str) -> None:
     theirs = yaml.safe_load(CHECKED.read_text(encoding="utf-8"))[exam][name]["rows"]
-    ours = published.table(exam, name).lines
+    ours = published_tables.table(exam, name).lines
     expected = [
         (row["name"], row.get("setting"), shots, part)
         for row in theirs
@@ -38,7 +38,7 @@ def test_every_cell_equals_the_checked_copy(exam: str, name: str) -> None:
 
 
 def test_every_group_of_the_paper_is_one_of_ours() -> None:
-    numbers = published.beside("cmexam", [Question("q", "题", {"A": "甲", "B": "乙"}, "A")])
+    numbers = published_tables.beside("cmexam", [Question("q", "题", {"A": "甲", "B": "乙"}, "A")])
     assert len(numbers.facets) == 5 and len(numbers.rows) == 17
     for facet in numbers.facets:
         known = {one.name for one in breakdowns.define(facet.facet).values}
@@ -50,7 +50,7 @@ def test_the_average_of_cmb_is_the_mean_of_its_categories() -> None:
     """An identity of the paper; the few lines that break it say so."""
     broken = 0
     for name in ("table3", "table4"):
-        for line in published.table("cmb", name).lines:
+        for line in published_tables.table("cmb", name).lines:
             values = dict(line.values)
             average = values.pop("accuracy_macro")
             values.pop("average_mean", None)
@@ -60,15 +60,15 @@ def test_the_average_of_cmb_is_the_mean_of_its_categories() -> None:
 
 def test_other_questions_get_a_caveat() -> None:
     few = [Question("q", "题", {"A": "甲", "B": "乙"}, "A")]
-    assert "not of these 1 questions" in published.beside("cmexam", few).caveat
-    assert "11200" in published.beside("cmb", few).caveat
+    assert "not of these 1 questions" in published_tables.beside("cmexam", few).caveat
+    assert "11200" in published_tables.beside("cmb", few).caveat
     classes = [one.zh for one in breakdowns.define("exam_class").values]
     whole = [
         Question(f"{name}:{i}", "题", {"A": "甲", "B": "乙"}, "A", facets={"exam_class": name})
         for name in classes
         for i in range(400)
     ]
-    assert published.beside("cmb-cot-3shot", whole).caveat == ""
+    assert published_tables.beside("cmb-cot-3shot", whole).caveat == ""
 
 
 def test_runs_beside_the_tables_of_groups(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_runs_beside_the_tables_of_groups(tmp_path: Path) -> None:
         report = {"overall": {"n": 10, "accuracy": 50.0}, "by_facet": {"Question Difficulty Level": cells}}
         (folder / "report.json").write_text(json.dumps(report), encoding="utf-8")
         (folder / "report.html").write_text("<p>")
-    found = results.collect(tmp_path)
+    found = reproduced.collect(tmp_path)
     lines = {line[0]: line[1:] for line in facets.table(8, found, tmp_path).lines}
     assert lines["1 容易"] == ("62.0±2.8", "74.60", "58.50", "31.40", "61.50", "56.50")
     assert lines["3 中等"][:2] == ("30.0±0.0", "51.30") and lines["5 极难"][0] == "-"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from pages import NAMES, PAGES, ROOT, commands
 
-from cmexam_tune.paper import entries
+from cmexam_tune.report.papers import entries
 
 
 def test_two_languages_one_set_of_commands() -> None:

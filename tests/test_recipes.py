@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from fake_openai import KEY, serving
 
-from cmexam_tune import export, prompts, tiny
-from cmexam_tune.core import config, documents, files, jsonl
+from cmexam_tune import config, export, prompts, tiny
+from cmexam_tune.core import documents, files, jsonl
 from cmexam_tune.core.schema import Prediction
-from cmexam_tune.paper import entries, published
 from cmexam_tune.predict import main as predict_main
 from cmexam_tune.predict import predict
 from cmexam_tune.preprocess import preprocess
+from cmexam_tune.report.papers import entries, published_tables
 from cmexam_tune.train import main as train_main
 from cmexam_tune.train import train
 
@@ -29,7 +29,7 @@ SHELL = sorted((ROOT / "recipes").glob("*.sh"))
 PAPER_ROWS = {
     "BERT-CMExam", "RoBERTa-CMExam", "Huatuo-CMExam", "ChatGLM-CMExam", "LLaMA-CMExam", "Alpaca-CMExam",
     "Vicuna-CMExam", "ChatGLM", "LLaMA", "Vicuna", "Alpaca", "Huatuo", "DoctorGLM", "GPT-4", "GPT-3.5-turbo",
-} | {line.name for table in ("table3", "table4") for line in published.table("cmb", table).lines}  # fmt: skip
+} | {line.name for table in ("table3", "table4") for line in published_tables.table("cmb", table).lines}  # fmt: skip
 ENDPOINT = [name for name in NAMES if config.load_config(name).model.family == "endpoint"]
 LOCAL = [name for name in NAMES if name not in ENDPOINT]
 

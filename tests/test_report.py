@@ -11,9 +11,9 @@ import pytest
 
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.core.schema import Prediction, Question
-from cmexam_tune.paper import published
+from cmexam_tune.evaluation import comparison, grading
 from cmexam_tune.report import building, page, writing
-from cmexam_tune.scoring import comparison, grading
+from cmexam_tune.report.papers import published_tables
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)> {{DATA}} {{STYLE}}"
 
@@ -57,7 +57,7 @@ def other():
 @pytest.fixture(scope="module")
 def written(graded, other, tmp_path_factory):
     out = tmp_path_factory.mktemp("report")
-    numbers = published.beside("cmexam", [one.question for one in graded])
+    numbers = published_tables.beside("cmexam", [one.question for one in graded])
     built = building.build(graded, "standard", {"questions": "测试"}, published=numbers)
     built = dataclasses.replace(built, comparison=comparison.compare(other, graded, name="zero | shot"))
     writing.write(built, {"this run": graded, "zero | shot": other}, out, latex=True)
@@ -161,7 +161,7 @@ def test_nothing_is_overwritten(written, graded):
 
 def test_unpublished_exam_is_named(graded):
     with pytest.raises(UserError, match=r"'cmexm' are unknown.*cmexam"):
-        published.beside("cmexm", [one.question for one in graded])
+        published_tables.beside("cmexm", [one.question for one in graded])
 
 
 def test_unanswered_questions_make_a_report(tmp_path):

@@ -10,10 +10,11 @@ import pytest
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.evaluate import evaluate
-from cmexam_tune.report import packing, plots, provenance, training
+from cmexam_tune.evaluation import grading
+from cmexam_tune.report import packing, plots, provenance
 from cmexam_tune.report.explanations import conclusion, consistency
 from cmexam_tune.report.identity import identify, portable
-from cmexam_tune.scoring import grading
+from cmexam_tune.training.run_directory import log
 
 OPTIONS = {"A": "甲", "B": "乙", "C": "丙"}
 
@@ -81,7 +82,7 @@ def test_a_report_of_files_names_no_folder(tmp_path: Path) -> None:
     note = {"config": {"model": {"model_name_or_path": str(tmp_path / "base")}}, "run": str(run)}
     (tmp_path / "p.jsonl.meta.json").write_text(json.dumps(note))
     report = evaluate(tmp_path / "p.jsonl", tmp_path / "q.jsonl", tmp_path / "out", name="mine", latex=True)
-    assert report.training == {"loss": [(1, 2.0), (2, 1.0)]} and training.curves(tmp_path) == {}
+    assert report.training == {"loss": [(1, 2.0), (2, 1.0)]} and log.curves(tmp_path) == {}
     assert report.identity is not None and report.identity.model == "base" and report.name == "mine"
     for path in (tmp_path / "out").iterdir():
         assert str(tmp_path) not in path.read_text(encoding="utf-8"), path.name

@@ -14,8 +14,7 @@ import forked
 import pytest
 import train_helpers
 
-from cmexam_tune import tiny
-from cmexam_tune.core import config
+from cmexam_tune import config, tiny
 
 pytest.importorskip("torch")
 

@@ -3,7 +3,7 @@
 import torch
 from transformers import GenerationConfig
 
-from cmexam_tune.models import sampling
+from cmexam_tune.models.generation import sampling
 
 
 def draw(scores: torch.Tensor, keys: list[str], steps: int = 1, **settings: float) -> torch.Tensor:

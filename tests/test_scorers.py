@@ -11,12 +11,19 @@ from types import SimpleNamespace
 
 import pytest
 
-from cmexam_tune import profiles
 from cmexam_tune.core import jsonl
 from cmexam_tune.core.schema import Prediction, Question
-from cmexam_tune.metrics.significance import wilson
-from cmexam_tune.profiles import _reading, cmmlu, evalscope, huatuo2, huatuo_o1, medevalkit, zsy_answer_line
-from cmexam_tune.scoring import bridge, comparison, grading
+from cmexam_tune.evaluation import bridge, comparison, grading, scorers
+from cmexam_tune.evaluation.scorers import (
+    _reading,
+    cmmlu,
+    evalscope,
+    huatuo2,
+    huatuo_o1,
+    medevalkit,
+    zsy_answer_line,
+)
+from cmexam_tune.evaluation.significance import wilson
 
 GOLDEN = Path(__file__).resolve().parents[2] / "shared" / "golden" / "scorers"
 pytestmark = pytest.mark.skipif(not GOLDEN.exists(), reason="the scorers' golden answers are not on this machine")
@@ -69,7 +76,7 @@ def one_letter_at_a_time(profile, text, question):
 
 
 def reader(scorer: str, mode: str = ""):
-    profile = profiles.get(scorer)
+    profile = scorers.get(scorer)
     special = {
         "medevalkit": lambda text, q: one_letter_at_a_time(profile, text, q),
         "evalscope": lambda text, q: evalscope.read_mode(text, q, mode == "multi").answer,
@@ -84,7 +91,7 @@ def reader(scorer: str, mode: str = ""):
 
 @pytest.mark.parametrize("scorer", SCORERS)
 def test_every_answer_and_verdict(scorer):
-    profile, expected = profiles.get(scorer), golden()[scorer]
+    profile, expected = scorers.get(scorer), golden()[scorer]
     checked = 0
     for key, answers in expected["answers"].items():
         mode, _, name = key.rpartition("/")
@@ -132,7 +139,7 @@ def test_items_that_a_clean_record_cannot_hold(scorer):
                 assert answer == wanted["answer"], (name, item["what"], text)
                 if scorer != "huatuo-o1":
                     assert (
-                        profiles.get(scorer).right(profiles.get(scorer).read(text, question).answer, question)
+                        scorers.get(scorer).right(scorers.get(scorer).read(text, question).answer, question)
                         == (wanted["right"])
                     ), (name, item["what"], text)
 
@@ -336,7 +343,7 @@ def test_the_bridge_adds_up(scorer, name):
     found = bridge.build(asked, said, scorer)
     assert found.standard == grading.score(grading.grade(asked, said), "standard")["accuracy"]
     theirs = grading.score(grading.grade(asked, said, scorer), scorer)
-    assert found.theirs == theirs[profiles.get(scorer).headline]
+    assert found.theirs == theirs[scorers.get(scorer).headline]
     steps = [found.by_subset, found.by_reading, found.by_denominator, found.by_average]
     if found.theirs is None:  # the script reads none of these outputs, and drops what it cannot read
         assert scorer == "cmexam-chatglm" and found.scored == 0

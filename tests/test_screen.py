@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 import train_helpers
 
-from cmexam_tune.core import jsonl
+from cmexam_tune.core import jsonl, progress
 from cmexam_tune.core.schema import Question
-from cmexam_tune.screen import progress
 from cmexam_tune.train import train
 
 

@@ -21,8 +21,8 @@ from cmexam_tune import chat, prompts, serve, tiny
 from cmexam_tune.core import jsonl
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.core.schema import Prediction, Question
+from cmexam_tune.inference.serving import openai_protocol
 from cmexam_tune.predict import predict
-from cmexam_tune.prediction import protocol
 from cmexam_tune.preprocess import preprocess
 from cmexam_tune.train import train
 
@@ -106,7 +106,7 @@ def test_stream(client: openai.OpenAI) -> None:
 
 
 def test_a_stream_comes_while_the_model_writes(client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cmexam_tune.models.watching import Watching
+    from cmexam_tune.models.generation.streaming import Watching
 
     heard, in_time, after = threading.Event(), list[bool](), Watching.after
 
@@ -145,7 +145,7 @@ def test_a_stream_is_what_comes_in_one_piece(client: openai.OpenAI) -> None:
     [("答案是\ufffd", [], "答案是"), ("ab##", ["###"], "ab"), ("ab###c", ["###"], "ab"), ("ab#c", ["###"], "ab#c")],
 )
 def test_only_what_stays_is_streamed(text: str, stops: list[str], known: str) -> None:
-    assert protocol.settled(text, stops) == known
+    assert openai_protocol.settled(text, stops) == known
 
 
 def test_a_stream_that_cannot_be_is_refused_with_its_status(client: openai.OpenAI) -> None:
@@ -154,7 +154,7 @@ def test_a_stream_that_cannot_be_is_refused_with_its_status(client: openai.OpenA
 
 
 def test_a_stream_that_fails_ends_with_an_error_object(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cmexam_tune.models.watching import Watching
+    from cmexam_tune.models.generation.streaming import Watching
 
     after = Watching.after
 
@@ -281,7 +281,7 @@ def test_the_key(run: Path) -> None:
 
 
 def test_requests_are_answered_together_as_they_would_be_alone(run: Path) -> None:
-    from cmexam_tune.prediction.together import Together
+    from cmexam_tune.inference.serving.batcher import Together
 
     config, loaded = chat.load(run)
     texts = [f"{EXAM}{i}" * (1 + i % 3) for i in range(16)]
@@ -329,8 +329,8 @@ def test_likelihood_mode_works_against_this_server(
 
 
 def test_a_watch_is_not_told_what_the_templates_stop_strings_cut_off(run: Path) -> None:
-    from cmexam_tune.models.watching import Watch
-    from cmexam_tune.prediction.together import Together
+    from cmexam_tune.inference.serving.batcher import Together
+    from cmexam_tune.models.generation.streaming import Watch
 
     config, loaded = chat.load(run, ["generation.max_new_tokens=60"])
     whole = Together(loaded, 1).submit(chat.put(config, loaded, user("x")), config).future.result().text
@@ -352,7 +352,7 @@ def test_a_watch_is_not_told_what_the_templates_stop_strings_cut_off(run: Path) 
 
 
 def test_work_stops_when_nobody_waits(run: Path) -> None:
-    from cmexam_tune.prediction.together import Together
+    from cmexam_tune.inference.serving.batcher import Together
 
     config, loaded = chat.load(run, ["generation.max_new_tokens=1500", "generation.min_new_tokens=1500"])
     together = Together(loaded, 4)

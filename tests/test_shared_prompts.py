@@ -8,11 +8,11 @@ import torch
 from modelkit import checkpoint, make_config, questions
 
 from cmexam_tune import prompts
+from cmexam_tune.config import Config
 from cmexam_tune.core import variants
-from cmexam_tune.core.config import Config
 from cmexam_tune.core.schema import Question, Turn
-from cmexam_tune.families import Loaded
-from cmexam_tune.models import reading
+from cmexam_tune.models.families import Loaded
+from cmexam_tune.models.generation import prefill
 from cmexam_tune.prompts import Asked, plainly
 
 
@@ -58,8 +58,8 @@ def test_reuse_changes_nothing(family: str, method: str, mode: str, monkeypatch:
         lambda _model, _args, kwargs: read.append(kwargs["input_ids"].numel()), with_kwargs=True
     )
     found = []
-    for shortest in (reading.SHORTEST, 10**6):
-        monkeypatch.setattr(reading, "SHORTEST", shortest)
+    for shortest in (prefill.SHORTEST, 10**6):
+        monkeypatch.setattr(prefill, "SHORTEST", shortest)
         before = sum(read)
         answers = {p.question_id: p for p in module.decoder(loaded, config).answer(asked)}
         found.append((answers, sum(read) - before))
@@ -75,8 +75,8 @@ def test_scores_and_beams(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = with_examples(questions(8), config)
     beams = replace(config, generation=replace(config.generation, arguments={"num_beams": 2}))
     found: list[Any] = []
-    for shortest in (reading.SHORTEST, 10**6):
-        monkeypatch.setattr(reading, "SHORTEST", shortest)
+    for shortest in (prefill.SHORTEST, 10**6):
+        monkeypatch.setattr(prefill, "SHORTEST", shortest)
         scores = {item.question.id: each for item, each in module.decoder(loaded, config).likelihoods(asked)}
         texts = {p.question_id: p.text for p in module.decoder(loaded, beams).answer(asked)}
         found.append((scores, texts))
@@ -90,10 +90,10 @@ def test_rows_start_alike_and_apart() -> None:
     _, loaded, _ = world("llama", "full")
     ids = list(range(5, 60))
     with torch.inference_mode():
-        start = reading.shared(loaded.model, [[*ids, 7], [*ids, 8, 9]], 0)
+        start = prefill.shared(loaded.model, [[*ids, 7], [*ids, 8, 9]], 0)
         assert start is not None and start.ids == ids
-        one = reading.Reader(loaded.model, [[*ids, 7], [*ids, 8, 9]], 0, start).prefill(1)
-        again = reading.Reader(loaded.model, [[*ids, 7], [*ids, 8, 9]], 0, start).prefill(1)
-        whole = reading.Reader(loaded.model, [[*ids, 7], [*ids, 8, 9]], 0).prefill(1)
+        one = prefill.Reader(loaded.model, [[*ids, 7], [*ids, 8, 9]], 0, start).prefill(1)
+        again = prefill.Reader(loaded.model, [[*ids, 7], [*ids, 8, 9]], 0, start).prefill(1)
+        whole = prefill.Reader(loaded.model, [[*ids, 7], [*ids, 8, 9]], 0).prefill(1)
     assert torch.equal(one, again) and torch.allclose(one, whole, atol=1e-4)
     assert start.cache.get_seq_length() == len(ids)

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from cmexam_tune.metrics.significance import (
+from cmexam_tune.evaluation.significance import (
     bootstrap,
     by_cluster,
     holm,

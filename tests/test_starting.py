@@ -13,11 +13,13 @@ import train_helpers
 
 torch = pytest.importorskip("torch")
 
-from cmexam_tune.core import config, files
+from cmexam_tune import config
+from cmexam_tune.core import files
 from cmexam_tune.core.errors import UserError
-from cmexam_tune.runfolder import runs, seal, starting
 from cmexam_tune.train import train
-from cmexam_tune.training import callbacks, checkpoints, logits, processes
+from cmexam_tune.training import callbacks, checkpoints, checksums, logits, processes
+from cmexam_tune.training.run_directory import run as runs
+from cmexam_tune.training.run_directory import starting
 
 
 @pytest.fixture(scope="module")
@@ -175,22 +177,22 @@ def test_two_processes_replace_a_run_and_load_its_best_checkpoint(folder: Path) 
 def checkpoint(folder: Path, count: int) -> Path:
     folder.mkdir(parents=True)
     (folder / "latest").write_text("global_step1")
-    seal.write(folder, [seal.sums(folder, rank, count) for rank in range(count)], count, deepspeed=True)
+    checksums.write(folder, [checksums.sums(folder, rank, count) for rank in range(count)], count, deepspeed=True)
     return folder
 
 
 def test_checkpoint_of_somebody_else_is_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = checkpoint(tmp_path / "run" / "checkpoint-1", 1)
     checkpoints.check_resumable(path, deepspeed=True, trusted=False)
-    facts = json.loads((path / seal.MANIFEST).read_text())
+    facts = json.loads((path / checksums.MANIFEST).read_text())
     (path / "added.pt").write_bytes(b"code")
     with pytest.raises(UserError, match="not written by you"):
         checkpoints.check_resumable(path, deepspeed=True, trusted=False)
     (path / "added.pt").unlink()
     (path / "latest").write_text("forged")
     facts["files"]["latest"] = files.sha256(path / "latest")
-    (path / seal.MANIFEST).write_text(json.dumps(facts))
-    assert seal.damage(path) is None, "the sums were forged with it"
+    (path / checksums.MANIFEST).write_text(json.dumps(facts))
+    assert checksums.damage(path) is None, "the sums were forged with it"
     with pytest.raises(UserError, match="--trust-checkpoint"):
         checkpoints.check_resumable(path, deepspeed=True, trusted=False)
     checkpoints.check_resumable(path, deepspeed=True, trusted=True)
@@ -215,11 +217,11 @@ def test_each_process_checks_what_it_wrote(tmp_path: Path) -> None:
     for name in names:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(name)
-    parts = [seal.sums(tmp_path, rank, 2) for rank in range(2)]
+    parts = [checksums.sums(tmp_path, rank, 2) for rank in range(2)]
     assert [set(part) for part in parts] == [set(names[1:]), {names[0]}]
-    seal.write(tmp_path, parts, 2, deepspeed=False)
+    checksums.write(tmp_path, parts, 2, deepspeed=False)
     (tmp_path / names[0]).write_text("damaged")
-    assert seal.damage(tmp_path, 0, 2) is None
-    assert names[0] in str(seal.damage(tmp_path, 1, 2))
-    assert names[0] in str(seal.damage(tmp_path))
+    assert checksums.damage(tmp_path, 0, 2) is None
+    assert names[0] in str(checksums.damage(tmp_path, 1, 2))
+    assert names[0] in str(checksums.damage(tmp_path))
     assert processes.place() == (0, 1)

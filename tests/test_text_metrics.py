@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cmexam_tune.core.errors import ConfigError
-from cmexam_tune.metrics import text_metrics
+from cmexam_tune.evaluation import text_metrics
 
 ROOT = Path(__file__).resolve().parents[1]
 ALPHABET = "心力衰竭急性加重最常见的诱因是呼吸道感染。，A12 b\n"

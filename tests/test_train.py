@@ -16,12 +16,13 @@ torch = pytest.importorskip("torch")
 
 from safetensors.torch import load_file
 
+from cmexam_tune import config
 from cmexam_tune import train as program
-from cmexam_tune.core import config
 from cmexam_tune.core.errors import ConfigError, UserError
-from cmexam_tune.runfolder import runs, seal, starting
 from cmexam_tune.train import train
-from cmexam_tune.training import callbacks, checkpoints
+from cmexam_tune.training import callbacks, checkpoints, checksums
+from cmexam_tune.training.run_directory import run as runs
+from cmexam_tune.training.run_directory import starting
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,7 @@ def test_run_folder_describes_itself(plain: runs.Run, folder: Path) -> None:
     assert runs.open_run(plain.path).metrics == plain.metrics
     assert "train_loss" in plain._repr_html_()
     assert not list(plain.path.glob(".*")), "nothing half-written is left"
-    assert all(not seal.damage(path) for path in checkpoints.found(plain.path))
+    assert all(not checksums.damage(path) for path in checkpoints.found(plain.path))
     files = {path.name for path in checkpoints.found(plain.path)[0].iterdir()}
     assert files == {
         "trainable.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json",

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import released
 
-from cmexam_tune import tiny
-from cmexam_tune.core import config, jsonl
-from cmexam_tune.core.config import external
+from cmexam_tune import config, tiny
+from cmexam_tune.config import installed_versions
+from cmexam_tune.core import jsonl
 from cmexam_tune.core.errors import ConfigError, DataError, UserError
 from cmexam_tune.core.schema import Prediction, Question
-from cmexam_tune.upstream import translation
+from cmexam_tune.interop.compat import cmexam_repo
 
 ROOT = Path(__file__).resolve().parents[1]
 SAMPLE = ROOT / "cmexam_tune" / "sample" / "cmexam"
@@ -67,7 +67,7 @@ def data(tmp_path: Path) -> Path:
 
 
 def translated(name: str, line: str, **places: Any) -> tuple[str, list[str]]:
-    script: translation.Script = shim(name)["SCRIPT"]
+    script: cmexam_repo.Script = shim(name)["SCRIPT"]
     (command,) = script.commands(shlex.split(line.format(**places)))
     return command[0], command[1:]
 
@@ -90,7 +90,7 @@ def overrides(arguments: Sequence[str]) -> list[str]:
 )
 def test_every_released_flag_is_known(name: str, released: set[str]) -> None:
     module = shim(name)
-    assert released <= {*module["FLAGS"], *module["IGNORED"], *external.training()}
+    assert released <= {*module["FLAGS"], *module["IGNORED"], *installed_versions.training()}
     assert not set(module["FLAGS"]) & set(module["IGNORED"])
 
 
@@ -177,17 +177,17 @@ def test_wrong_command_lines(line: str, message: str) -> None:
 
 def test_parse() -> None:
     known = ["a", "b_c", "d"]
-    assert translation.parse(["--a", "--b-c=x=y", "--d", "-1", "--a", "2"], known) == {
+    assert cmexam_repo.parse(["--a", "--b-c=x=y", "--d", "-1", "--a", "2"], known) == {
         "a": "2",
         "b_c": "x=y",
         "d": "-1",
     }
     with pytest.raises(ConfigError):
-        translation.parse(["--e"], known)
+        cmexam_repo.parse(["--e"], known)
 
 
 def test_questions_behind_a_file(data: Path, tmp_path: Path) -> None:
-    line = translation._Translation({}, translation.Script({}))
+    line = cmexam_repo._Translation({}, cmexam_repo.Script({}))
     own = str(data / "train.questions.jsonl")
     assert line.questions(own) == (own, None)
     (data / "train_prompt_4.json").write_text('{"prompt": "p", "completion": "c", "id": "4"}\n')

@@ -8,9 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from cmexam_tune import tiny
-from cmexam_tune.core import config
-from cmexam_tune.runfolder import runs
+from cmexam_tune import config, tiny
+from cmexam_tune.training.run_directory import run as runs
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent

@@ -1,4 +1,4 @@
-"""Variants found by file name: `families/llama.py` is `model.family: llama`.
+"""Variants found by file name: `models/families/llama.py` is `model.family: llama`.
 
 A dotted name is a module from elsewhere. Its code runs only if the user has asked for it, in the command or by
 importing it: a config file, which may be a stranger's, cannot make it run.
@@ -18,9 +18,9 @@ from cmexam_tune.core.errors import ConfigError
 Folder = Literal["exams", "families", "tuning", "profiles"]
 PACKAGES: dict[Folder, str] = {
     "exams": "cmexam_tune.exams",
-    "families": "cmexam_tune.families",
-    "tuning": "cmexam_tune.tuning",
-    "profiles": "cmexam_tune.profiles",
+    "families": "cmexam_tune.models.families",
+    "tuning": "cmexam_tune.models.adapters",
+    "profiles": "cmexam_tune.evaluation.scorers",
 }
 PROTOCOLS: dict[Folder, str] = {"exams": "Exam", "families": "Family", "tuning": "Method", "profiles": "Scorer"}
 """The class in each package that says what its files provide."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from cmexam_tune.core.config import PromptConfig
+from cmexam_tune.config import PromptConfig
 from cmexam_tune.core.schema import Question
 from cmexam_tune.models import Loaded, features
 from cmexam_tune.models.features import IGNORE_INDEX, Encoded, Ids

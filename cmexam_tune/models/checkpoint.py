@@ -22,11 +22,11 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from cmexam_tune.core.config import ModelConfig
+from cmexam_tune.config import ModelConfig
+from cmexam_tune.core import libraries
 from cmexam_tune.core.errors import ConfigError, UserError, first_line
 from cmexam_tune.core.variants import suggest
-from cmexam_tune.models import attention, foreign
-from cmexam_tune.screen import libraries
+from cmexam_tune.models import attention, checkpoint_validation
 
 if not torch.accelerator.is_available():
     # DeepSpeed would look for a card at its first import and print a warning among the results.
@@ -51,7 +51,7 @@ def raw_config(model: ModelConfig) -> dict[str, Any]:
     name = model.model_name_or_path
     if model.load_in_4bit and model.family in ("bert", "chatglm"):
         raise ConfigError(f"model.load_in_4bit: family {model.family} has no weights of 4 bits here; leave it out.")
-    foreign.check_place(name)
+    checkpoint_validation.check_place(name)
     path = Path(name).expanduser()
     if path.is_dir():
         if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
@@ -61,7 +61,7 @@ def raw_config(model: ModelConfig) -> dict[str, Any]:
             )
         if not (path / "config.json").is_file():
             raise UserError(f"model.model_name_or_path={name}: holds no config.json, so it is no checkpoint.")
-        foreign.check(path)
+        checkpoint_validation.check(path)
     try:
         values, _ = PreTrainedConfig.get_config_dict(str(path) if path.is_dir() else name, revision=model.revision)
     except LOADING as error:

@@ -5,7 +5,18 @@ in `styles.py`, the words of a question; `asked.py` puts examples before them (`
 order (`order.py`); `templates.py` is what a model's own format puts around them.
 """
 
-from cmexam_tune.prompts.asked import Asked, Asking, Dialogue, plainly
+from cmexam_tune.prompts.builder import (
+    Asked,
+    Asking,
+    Dialogue,
+    plainly,
+)
+from cmexam_tune.prompts.chat_template import (
+    TEMPLATES,
+    Template,
+    template,
+    wrap,
+)
 from cmexam_tune.prompts.shots import Shots
 from cmexam_tune.prompts.styles import (
     STYLES,
@@ -19,7 +30,6 @@ from cmexam_tune.prompts.styles import (
     style_named,
     style_of,
 )
-from cmexam_tune.prompts.templates import TEMPLATES, Template, template, wrap
 
 __all__ = [
     "STYLES",

@@ -11,7 +11,7 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
-from cmexam_tune.core.config import PromptConfig, words
+from cmexam_tune.config import PromptConfig, words
 from cmexam_tune.core.errors import ConfigError, DataError
 from cmexam_tune.core.schema import Example, Question
 from cmexam_tune.core.variants import suggest

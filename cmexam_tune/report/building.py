@@ -5,20 +5,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from cmexam_tune import profiles
 from cmexam_tune.core.schema import Report, Scores
-from cmexam_tune.profiles import Profile
+from cmexam_tune.evaluation import (
+    baselines,
+    breakdowns,
+    comparison,
+    grading,
+)
+from cmexam_tune.evaluation import scorers as profiles
+from cmexam_tune.evaluation.bridge import Bridge
+from cmexam_tune.evaluation.comparison import Comparison, Pair, Spread
+from cmexam_tune.evaluation.cut import Cut
+from cmexam_tune.evaluation.grading import Graded
+from cmexam_tune.evaluation.letter_counts import PartialCredit, partial_credit
+from cmexam_tune.evaluation.scorers import Profile
+from cmexam_tune.evaluation.selection import Selection
+from cmexam_tune.evaluation.subsets import Subset
 from cmexam_tune.report.explanations import Consistency, consistency
 from cmexam_tune.report.identity import Identity
 from cmexam_tune.report.published import Published
-from cmexam_tune.scoring import baselines, breakdowns, comparison, grading
-from cmexam_tune.scoring.bridge import Bridge
-from cmexam_tune.scoring.comparison import Comparison, Pair, Spread
-from cmexam_tune.scoring.cut import Cut
-from cmexam_tune.scoring.grading import Graded
-from cmexam_tune.scoring.letters import PartialCredit, partial_credit
-from cmexam_tune.scoring.selection import Selection
-from cmexam_tune.scoring.subsets import Subset
 
 _OPTIONAL = (
     "runs", "summary", "agreement", "flips", "ranking", "pairs", "bridges", "comparison", "profiles", "identity",

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from cmexam_tune.core.schema import letters
-from cmexam_tune.scoring.grading import Graded
+from cmexam_tune.evaluation.grading import Graded
 
 # 故选C, 故本题选 A、C, 因此答案为 B, 所以正确答案是 D项; what stands between the cue and the letters is short.
 _CONCLUSION = re.compile(

@@ -9,9 +9,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from cmexam_tune.evaluation.bridge import Bridge
+from cmexam_tune.evaluation.grading import Graded
 from cmexam_tune.report.explanations import conflicts
-from cmexam_tune.scoring.bridge import Bridge
-from cmexam_tune.scoring.grading import Graded
 
 BLOCK = 200
 """Questions in a block."""

@@ -8,11 +8,11 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from cmexam_tune.metrics import significance
+from cmexam_tune.evaluation import significance
+from cmexam_tune.evaluation.grading import Graded
 from cmexam_tune.report import packing, sections
 from cmexam_tune.report.building import FullReport
 from cmexam_tune.report.headings import COLUMNS, HEADINGS
-from cmexam_tune.scoring.grading import Graded
 
 PAGE = Path(__file__).with_name("assets")
 SCRIPTS = (

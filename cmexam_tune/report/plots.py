@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cmexam_tune.core.errors import UserError
+from cmexam_tune.evaluation.breakdowns import Breakdown
 from cmexam_tune.report.building import FullReport
-from cmexam_tune.scoring.breakdowns import Breakdown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

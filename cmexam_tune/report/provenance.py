@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from cmexam_tune import __version__
+from cmexam_tune.config.words import check_order
 from cmexam_tune.core import documents, files
-from cmexam_tune.core.config.words import check_order
 from cmexam_tune.core.errors import DataError
+from cmexam_tune.evaluation import notes
 from cmexam_tune.report.identity import portable
-from cmexam_tune.scoring import notes
 
 _LIBRARIES = ("rapidfuzz", "sacrebleu", "rouge-score", "jieba")
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cmexam_tune.scoring import breakdowns
+from cmexam_tune.evaluation import breakdowns
 
 
 @dataclass(frozen=True)

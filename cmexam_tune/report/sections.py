@@ -4,15 +4,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cmexam_tune.core.schema import Scores
+from cmexam_tune.evaluation.breakdowns import Breakdown, Cell
+from cmexam_tune.evaluation.bridge import Bridge
+from cmexam_tune.evaluation.comparison import Comparison, Pair
+from cmexam_tune.evaluation.letter_counts import PartialCredit
+from cmexam_tune.evaluation.subsets import Share, Subset
 from cmexam_tune.report.building import FullReport
 from cmexam_tune.report.headings import COLUMNS, cell, short
 from cmexam_tune.report.published import Published
 from cmexam_tune.report.table import Table, escape_markdown
-from cmexam_tune.scoring.breakdowns import Breakdown, Cell
-from cmexam_tune.scoring.bridge import Bridge
-from cmexam_tune.scoring.comparison import Comparison, Pair
-from cmexam_tune.scoring.letters import PartialCredit
-from cmexam_tune.scoring.subsets import Share, Subset
 
 BASELINES = {
     "uniform_subset": "Random set of letters",

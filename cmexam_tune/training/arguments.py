@@ -11,12 +11,12 @@ import torch
 from transformers import TrainingArguments
 from transformers.utils.import_utils import is_liger_kernel_available
 
-from cmexam_tune.batching.batches import Layout
+from cmexam_tune.config import Config, recipe_folders
 from cmexam_tune.core import cli, documents
-from cmexam_tune.core.config import Config, recipe_folders
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.models import checkpoint
-from cmexam_tune.training import inside, precision
+from cmexam_tune.training import hf_trainer, precision_checks
+from cmexam_tune.training.data.sampler import Layout
 
 MOST_BUCKET = 500_000_000
 """Numbers; DeepSpeed's own default, 1 to 2 GB."""
@@ -53,7 +53,9 @@ def build(config: Config, out: Path) -> TrainingArguments:
     """
     given = dict(config.training.arguments)
     _refuse(config)
-    given.update(precision.choose(given, precision.Card.here(bool(given.get("use_cpu"))), config.model.dtype))
+    given.update(
+        precision_checks.choose(given, precision_checks.Card.here(bool(given.get("use_cpu"))), config.model.dtype)
+    )
     given.pop("gradient_accumulation_steps", None)
     # A checkpoint to fall back to must exist beside the last one; a hidden NaN would defeat the guards.
     given = {"logging_steps": 10, "save_total_limit": 3, "logging_nan_inf_filter": False, "report_to": "none", **given}
@@ -83,7 +85,7 @@ def build(config: Config, out: Path) -> TrainingArguments:
             f"note: one process uses one of the {arguments.n_gpu} cards. For all of them: "
             f"torchrun --nproc_per_node {arguments.n_gpu} -m cmexam_tune.train ..."
         )
-        inside.one_card(arguments)
+        hf_trainer.one_card(arguments)
     if arguments.deepspeed:
         start_deepspeed()
     return arguments
@@ -138,7 +140,7 @@ def start_deepspeed() -> None:
     import deepspeed
 
     if not torch.accelerator.is_available():
-        inside.skip_cpu_compilation()
+        hf_trainer.skip_cpu_compilation()
     backend = torch.distributed.get_backend() if torch.distributed.is_initialized() else None
     deepspeed.init_distributed(dist_backend=backend or ("nccl" if torch.cuda.is_available() else "gloo"))
 

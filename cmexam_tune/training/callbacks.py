@@ -16,11 +16,11 @@ import torch
 from transformers import TrainerCallback
 
 from cmexam_tune.core import jsonl
-from cmexam_tune.report.training import read_log
-from cmexam_tune.screen.progress import Progress, duration
+from cmexam_tune.core.progress import Progress, duration
+from cmexam_tune.training.run_directory.log import read_log
 
 if TYPE_CHECKING:
-    from cmexam_tune.training.evaluation import ExamTrainer
+    from cmexam_tune.training.exam_evaluation import ExamTrainer
 
 
 EVALUATED = {

@@ -14,8 +14,7 @@ from torch import nn
 
 from cmexam_tune.core import cli, jsonl
 from cmexam_tune.core.errors import UserError
-from cmexam_tune.runfolder import seal
-from cmexam_tune.training import processes
+from cmexam_tune.training import checksums, processes
 
 STAGING = ".saving"
 WEIGHTS = "trainable.safetensors"
@@ -66,7 +65,7 @@ def newest(out: Path) -> Path | None:
     """
     rank, world = processes.place()
     for folder in processes.gather(found(out))[0]:
-        problems = [problem for problem in processes.gather(seal.damage(folder, rank, world)) if problem]
+        problems = [problem for problem in processes.gather(checksums.damage(folder, rank, world)) if problem]
         if not problems:
             return Path(folder)
         if rank == 0:
@@ -81,7 +80,7 @@ def check_resumable(folder: Path, deepspeed: bool, trusted: bool) -> None:
         UserError: it was written with (or without) DeepSpeed or by another number of DeepSpeed's processes, or
             somebody else has written it and the command does not say that they are `trusted`.
     """
-    facts = seal.read(folder) or {}
+    facts = checksums.read(folder) or {}
     rank, world = processes.place()
     if facts.get("deepspeed") != deepspeed:
         has, wants = ("with", "without") if facts.get("deepspeed") else ("without", "with")
@@ -96,7 +95,7 @@ def check_resumable(folder: Path, deepspeed: bool, trusted: bool) -> None:
             f"only with the same number. Start {facts['processes']}, or choose another out=... to begin anew."
         )
     # The secret is the first process's, who may be on another machine.
-    if not trusted and not processes.gather(rank == 0 and seal.is_own(folder))[0]:
+    if not trusted and not processes.gather(rank == 0 and checksums.is_own(folder))[0]:
         raise UserError(
             f"{folder}: this DeepSpeed checkpoint was not written by you on this machine, and reading it can run code "
             "that was put into it. If you trust whoever wrote it, add --trust-checkpoint to the command."
@@ -117,15 +116,15 @@ def check_state(folder: Path) -> None:
 def publish(staged: Path, target: Path, deepspeed: bool) -> None:
     """Checksum everything in `staged`, then rename it to `target`; called by all processes, the first one renames."""
     rank, world = processes.place()
-    parts = processes.gather(seal.sums(staged, rank, world))
+    parts = processes.gather(checksums.sums(staged, rank, world))
     if rank != 0:
         return
-    seal.write(staged, parts, world, deepspeed)
+    checksums.write(staged, parts, world, deepspeed)
     if target.exists():
         shutil.rmtree(target)
     staged.rename(target)
     staged.parent.rmdir()
-    seal.sync(target.parent)
+    checksums.sync(target.parent)
 
 
 def clear_staging(out: Path) -> None:

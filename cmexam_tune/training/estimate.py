@@ -13,13 +13,13 @@ from typing import Any
 import psutil
 import torch
 
-from cmexam_tune.batching import encoding
-from cmexam_tune.batching.data import Data, encoded_questions, mixture
-from cmexam_tune.batching.questions import QuestionFiles
-from cmexam_tune.core.config import Config
-from cmexam_tune.families import Loaded
-from cmexam_tune.runfolder import runs
-from cmexam_tune.training import arguments, precision
+from cmexam_tune.config import Config
+from cmexam_tune.models.families import Loaded
+from cmexam_tune.training import arguments, precision_checks
+from cmexam_tune.training.data import encoding
+from cmexam_tune.training.data.datasets import Data, encoded_questions, mixture
+from cmexam_tune.training.data.questions import QuestionFiles
+from cmexam_tune.training.run_directory import run
 
 STAGES = {"none": "without ZeRO", "zero2": "ZeRO-2", "zero3": "ZeRO-3", "zero3_offload": "ZeRO-3, offloaded"}
 """`training.deepspeed` -> what it is called."""
@@ -55,7 +55,7 @@ class Estimate:
     truncation: str
 
     def __str__(self) -> str:
-        where = "card" if precision.Card.here().cuda else "process"
+        where = "card" if precision_checks.Card.here().cuda else "process"
         stages = "\n".join(
             f"  {STAGES[stage]:<24}{need / GIB:>11.2f} GiB a {where}, {self.host[stage] / GIB:>9.2f} GiB of the host's"
             for stage, need in self.memory.items()
@@ -77,7 +77,7 @@ def dry_run(config: Config, questions: QuestionFiles) -> Estimate:
         UserError: as `train` before its first step.
     """
     world = arguments.world_size()
-    family, method = runs.parts(config)
+    family, method = run.parts(config)
     # An adapter under the base adds no parameters once it is merged.
     loaded = family.load(dataclasses.replace(config.model, adapter_name_or_path=None), questions, device="meta")
     with torch.device("meta"):
@@ -131,7 +131,7 @@ def seconds(config: Config, model: Any, tokens: int) -> float:
 
 def rate(hidden: int) -> float:
     """Return the operations per second of a matrix product of this width, measured here for a moment."""
-    card = precision.Card.here()
+    card = precision_checks.Card.here()
     device = torch.device("cuda" if card.cuda else "cpu")
     kind = torch.float32 if not card.cuda else torch.bfloat16 if card.bf16 else torch.float16
     left = torch.rand(1024, hidden, device=device, dtype=kind)
@@ -174,7 +174,7 @@ def host(config: Config, model: Any, needed: Mapping[str, int], processes: tuple
     frozen = _frozen(config, model)
     saved = trained * TRAINED_BYTES["weights"]
     shared = (frozen + trained * sum(TRAINED_BYTES.values())) // world
-    if not precision.Card.here(bool(config.training.arguments.get("use_cpu"))).cuda:
+    if not precision_checks.Card.here(bool(config.training.arguments.get("use_cpu"))).cuda:
         offloaded = {**dict.fromkeys(needed, 0), "zero3_offload": shared}
         return {stage: local * (program + size + offloaded[stage]) + saved for stage, size in needed.items()}
     largest = max(p.numel() * p.element_size() for p in model.parameters())
@@ -196,7 +196,7 @@ def buffers(model: Any, trained: int) -> dict[str, int]:
 
 
 def _number_bytes() -> int:
-    return 2 if precision.Card.here().cuda else 4
+    return 2 if precision_checks.Card.here().cuda else 4
 
 
 def _frozen(config: Config, model: Any) -> int:

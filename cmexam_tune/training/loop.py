@@ -15,19 +15,28 @@ from transformers import (
 )
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 
-from cmexam_tune.batching import encoding
-from cmexam_tune.batching.data import Data, encoded_questions, mixture
-from cmexam_tune.batching.questions import QuestionFiles
+from cmexam_tune.config import Config
 from cmexam_tune.core import cli, files
-from cmexam_tune.core.config import Config
 from cmexam_tune.core.errors import ConfigError, TrainingStopped, UserError, first_line
-from cmexam_tune.families import Family, Loaded
 from cmexam_tune.models import checkpoint
-from cmexam_tune.runfolder import curve, runs, starting
+from cmexam_tune.models.adapters import Method
+from cmexam_tune.models.families import Family, Loaded
 from cmexam_tune.training import arguments as arguments_of
-from cmexam_tune.training import callbacks, checkpoints, guards, inside, precision, processes, selfcheck
-from cmexam_tune.training.evaluation import ExamTrainer
-from cmexam_tune.tuning import Method
+from cmexam_tune.training import (
+    callbacks,
+    checkpoints,
+    hf_trainer,
+    monitor,
+    precision_checks,
+    processes,
+    selfcheck,
+)
+from cmexam_tune.training.data import encoding
+from cmexam_tune.training.data.datasets import Data, encoded_questions, mixture
+from cmexam_tune.training.data.questions import QuestionFiles
+from cmexam_tune.training.exam_evaluation import ExamTrainer
+from cmexam_tune.training.run_directory import loss_curve, starting
+from cmexam_tune.training.run_directory import run as runs
 
 
 def fit(
@@ -98,7 +107,7 @@ def _load(config: Config, args: TrainingArguments, train: QuestionFiles, parts: 
     family, method = parts
     set_seed(args.seed)
     zero3 = bool(args.deepspeed) and args.hf_deepspeed_config.is_zero3()
-    with inside.whole_weights(args) if zero3 and config.model.adapter_name_or_path else contextlib.nullcontext():
+    with hf_trainer.whole_weights(args) if zero3 and config.model.adapter_name_or_path else contextlib.nullcontext():
         # Straight to the card, so that several processes do not hold a copy each in the host's memory first.
         loaded = family.load(config.model, train, "cpu" if zero3 else str(args.device))
     base: Any = loaded.model
@@ -106,7 +115,7 @@ def _load(config: Config, args: TrainingArguments, train: QuestionFiles, parts: 
         base.enable_input_require_grads()
     model: Any = method.attach(base, family, config.tuning.settings)
     if zero3:
-        precision.align(model, bf16=args.bf16, fp16=args.fp16)
+        precision_checks.align(model, bf16=args.bf16, fp16=args.fp16)
     return Loaded(model, loaded.tokenizer)
 
 
@@ -170,7 +179,7 @@ def _data(
         held_out = encoding.encode(config, family, loaded, validation, cache) if validation else None
     if family.task == "generate":
         empty = encoded.table.select([i for i, labels in enumerate(encoded.weights) if not labels])
-        guards.check_rows([(name, 0) for name in empty["question_id"]])
+        monitor.check_rows([(name, 0) for name in empty["question_id"]])
     if args.process_index == 0:
         cli.note(encoding.table(encoded.truncation, config))
     layout = arguments_of.layout(config, args.world_size)
@@ -196,7 +205,7 @@ def _announce(config: Config, args: TrainingArguments, model: Any, data: Data) -
         shares = zip(data.mixture.counts(), config.data.train, strict=True)
         cli.note("each epoch: " + ", ".join(f"{count:,} of {path}" for count, path in shares))
     chosen = {"bf16": args.bf16, "fp16": args.fp16}
-    for line in precision.warnings(config, chosen, {name: p.dtype for name, p in tuned.items()}):
+    for line in precision_checks.warnings(config, chosen, {name: p.dtype for name, p in tuned.items()}):
         cli.note(f"warning: {line}")
 
 
@@ -249,9 +258,9 @@ def _finish(run: runs.Run, trainer: ExamTrainer, method: Method, metrics: dict[s
         runs.write_json(run.path / runs.METRICS, metrics)
         trainer.state.save_to_json(str(run.path / f".{runs.STATE}"))
         with files.atomic_write(run.path / "loss.svg") as handle:
-            handle.write(curve.svg(run.log))
+            handle.write(loss_curve.svg(run.log))
         (run.path / f".{runs.STATE}").replace(run.path / runs.STATE)
         if not args.disable_tqdm and not cli.in_notebook():
-            cli.note(curve.text(run.log))
+            cli.note(loss_curve.text(run.log))
     processes.barrier()
     return runs.Run(run.path, run.config, metrics)

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from cmexam_tune.batching.batches import Plan
 from cmexam_tune.core.errors import TrainingStopped
-from cmexam_tune.families import Classifier
-from cmexam_tune.runfolder import runs
+from cmexam_tune.models.adapters import Method
+from cmexam_tune.models.families import Classifier
 from cmexam_tune.training import checkpoints
-from cmexam_tune.tuning import Method
+from cmexam_tune.training.data.sampler import Plan
+from cmexam_tune.training.run_directory import run as runs
 
 if TYPE_CHECKING:
-    from cmexam_tune.training.evaluation import ExamTrainer
+    from cmexam_tune.training.exam_evaluation import ExamTrainer
 
 
 def save_and_verify(

@@ -9,14 +9,19 @@ import torch
 from torch import nn
 from transformers import TrainingArguments
 
-from cmexam_tune.batching.batches import Batch, StepLoader
-from cmexam_tune.batching.data import Data
-from cmexam_tune.core.config import Config
-from cmexam_tune.families import Classifier, Family, Loaded
+from cmexam_tune.config import Config
 from cmexam_tune.models import precision as model_precision
-from cmexam_tune.runfolder import seal
-from cmexam_tune.training import checkpoints, guards, logits, processes
-from cmexam_tune.training.inside import SafeTrainer
+from cmexam_tune.models.families import Classifier, Family, Loaded
+from cmexam_tune.training import (
+    checkpoints,
+    checksums,
+    logits,
+    monitor,
+    processes,
+)
+from cmexam_tune.training.data.datasets import Data
+from cmexam_tune.training.data.sampler import Batch, StepLoader
+from cmexam_tune.training.hf_trainer import SafeTrainer
 
 
 class StepTrainer(SafeTrainer):
@@ -30,7 +35,7 @@ class StepTrainer(SafeTrainer):
         self, config: Config, family: Family, loaded: Loaded, arguments: TrainingArguments, data: Data, **options: Any
     ) -> None:
         self.config, self.family, self.loaded, self.data = config, family, loaded, data
-        self.guards = guards.Guards(fp16=arguments.fp16)
+        self.guards = monitor.Guards(fp16=arguments.fp16)
         self.stop_asked = False
         """Set by a signal on this process."""
         self.stop_agreed = False
@@ -150,7 +155,7 @@ class StepTrainer(SafeTrainer):
     def _stop(self) -> None:
         """Save the state as it was before the step that went wrong, and end the run."""
         step = self.state.global_step
-        if step and not (self.run_folder / f"{checkpoints.PREFIX}{step}" / seal.MANIFEST).is_file():
+        if step and not (self.run_folder / f"{checkpoints.PREFIX}{step}" / checksums.MANIFEST).is_file():
             self._save_checkpoint(self.tuned, None)
         saved = checkpoints.found(self.run_folder)
         raise self.guards.stop(step + 1, str(saved[0]) if saved else None)

@@ -1,0 +1,198 @@
+"""A person as judge: a sheet of answers without names, in random order, and its scores read back.
+
+Which row is whose answer stands in a file beside the sheet, which the judge does not get.
+"""
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from cmexam_tune.cmb_clin.judgements import Judged, Judgement
+from cmexam_tune.cmb_clin.rubric import HIGH, LOW, Rubric
+from cmexam_tune.core import documents, files, jsonl
+from cmexam_tune.core.errors import DataError, UserError
+from cmexam_tune.core.schema import Case, Prediction
+from cmexam_tune.prompts import dialogue
+
+TEXTS = ("record", "conversation", "question", "reference", "answer")
+WIDTHS = (8, 60, 40, 40, 60, 60)
+MAX_CELL = 32_767
+"""Characters that a cell can hold."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Whose answer a row of the sheet is."""
+
+    row: int
+    model: str
+    question_id: str
+
+
+def key_path(sheet: str | Path) -> Path:
+    """Return the file beside a sheet that says whose answers its rows are."""
+    return Path(f"{sheet}.key.json")
+
+
+def export(
+    path: str | Path,
+    cases: Sequence[Case],
+    predictions: Mapping[str, Sequence[Prediction]],
+    rubric: Rubric,
+    *,
+    sample: int | None = None,
+    seed: int = 0,
+) -> int:
+    """Write a sheet for a person to fill in, and the key beside it; return the number of answers.
+
+    Args:
+        path: an .xlsx file that does not exist yet.
+        cases: what was asked.
+        predictions: name -> answers.
+        rubric: its axes become columns, their levels the notes of the headings.
+        sample: so many answers, drawn evenly among the models (the paper's experts had 320); None: all.
+        seed: of drawing and shuffling.
+
+    Raises:
+        UserError: something is at `path` or beside it.
+    """
+    path = files.check_output(path)
+    files.check_output(key_path(path))
+    chosen = _draw(predictions, set(dialogue.keys(cases)), sample, random.Random(seed))
+    places = [Place(row, model, answer.question_id) for row, (model, answer) in enumerate(chosen, 2)]
+    turns = {dialogue.key(case, number): (case, number) for case in cases for number, _ in enumerate(case.turns, 1)}
+    rows = []
+    for place, (_, answer) in zip(places, chosen, strict=True):
+        case, number = turns[place.question_id]
+        spoken = "\n".join(f"问：{turn.question}\n答：{turn.answer}" for turn in case.turns[: number - 1])
+        turn = case.turns[number - 1]
+        rows.append([place.row - 1, case.record, spoken, turn.question, turn.answer, answer.text])
+    # The key first: a sheet without one could never be read back.
+    with files.atomic_write(key_path(path)) as handle:
+        json.dump([asdict(place) for place in places], handle, ensure_ascii=False, indent=1)
+        handle.write("\n")
+    with files.atomic_write(path, binary=True) as handle:
+        _book(rows, rubric).save(handle)
+    return len(rows)
+
+
+def _draw(
+    predictions: Mapping[str, Sequence[Prediction]], known: set[str], sample: int | None, dice: random.Random
+) -> list[tuple[str, Prediction]]:
+    """Return (model, answer) in random order, the same number of each model as far as it goes."""
+    shuffled = {}
+    for model, answers in predictions.items():
+        shuffled[model] = [one for one in answers if one.question_id in known and one.finish != "error"]
+        dice.shuffle(shuffled[model])
+    rounds = [
+        (model, answers[place])
+        for place in range(max(map(len, shuffled.values()), default=0))
+        for model, answers in shuffled.items()
+        if place < len(answers)
+    ]
+    chosen = rounds[:sample]
+    dice.shuffle(chosen)
+    return chosen
+
+
+def _book(rows: Sequence[Sequence[Any]], rubric: Rubric) -> Any:
+    from openpyxl import Workbook
+    from openpyxl.cell.cell import ILLEGAL_CHARACTERS_RE
+    from openpyxl.comments import Comment
+    from openpyxl.styles import Alignment, Font
+    from openpyxl.utils import get_column_letter
+    from openpyxl.worksheet.datavalidation import DataValidation
+
+    book = Workbook()
+    sheet = book.active
+    sheet.title = "judge"
+    sheet.append(["no.", *TEXTS, *rubric.axes])
+    for column, axis in enumerate(rubric.axes.values(), len(TEXTS) + 2):
+        cell = sheet.cell(1, column)
+        cell.comment = Comment("\n".join([axis.name, *(f"{n} {text}" for n, text in axis.levels.items())]), "rubric")
+    for row in rows:
+        sheet.append([ILLEGAL_CHARACTERS_RE.sub("", v)[:MAX_CELL] if isinstance(v, str) else v for v in row])
+    for line in sheet.iter_rows(min_row=2):
+        for cell in line:
+            cell.alignment = Alignment(wrap_text=True, vertical="top")
+            if isinstance(cell.value, str):
+                cell.data_type = "s"  # an answer that starts with = is no formula
+    for cell in sheet[1]:
+        cell.font = Font(bold=True)
+    for column, width in enumerate(WIDTHS, 1):
+        sheet.column_dimensions[get_column_letter(column)].width = width
+    rule = DataValidation("whole", formula1=str(LOW), formula2=str(HIGH), showErrorMessage=True)
+    first, last = (get_column_letter(len(TEXTS) + 1 + place) for place in (1, len(rubric.axes)))
+    rule.add(f"{first}2:{last}{len(rows) + 1}")
+    sheet.add_data_validation(rule)
+    sheet.freeze_panes = "A2"
+    return book
+
+
+def read(path: str | Path, rubric: Rubric, judge: str | None = None) -> list[Judged]:
+    """Return what a person filled in, one `Judged` for each model; rows without any score are left out.
+
+    Args:
+        path: the sheet; its key is beside it, also for copies `NAME.xlsx` of it given to several people, where
+            `NAME` starts with the name of the sheet.
+        rubric: the one it was written with.
+        judge: name of the judge; default: the sheet's.
+
+    Raises:
+        UserError: no sheet, no key, or a sheet that cannot be read.
+        DataError: a row that is scored in part, or a score that is no integer from 1 to 5; names sheet and row.
+    """
+    path = files.check_input(path, "sheet")
+    places = _key_of(path)
+    header, *rows = _cells(path)
+    columns = {axis: header.index(axis) for axis in rubric.axes if axis in header}
+    if missing := [axis for axis in rubric.axes if axis not in columns]:
+        raise DataError(f"{path}: no column {', '.join(missing)}. Is this the sheet that `judge --export` wrote?")
+    found: dict[str, list[Judgement]] = {place.model: [] for place in places.values()}
+    for number, row in enumerate(rows, 2):
+        scores = {axis: row[column] if column < len(row) else None for axis, column in columns.items()}
+        if all(score in (None, "") for score in scores.values()):
+            continue
+        try:
+            place = places[int(str(row[0])) + 1]
+        except (KeyError, ValueError):
+            raise DataError(
+                f"{path}: row {number}: no. {row[0]!r} is not in its key. Leave the column as it was."
+            ) from None
+        for axis, score in scores.items():
+            if isinstance(score, bool) or score not in range(LOW, HIGH + 1):
+                raise DataError(
+                    f"{path}: row {number}: {axis} is {score!r}, an integer from {LOW} to {HIGH} is needed."
+                )
+        given = {axis: int(str(score).removesuffix(".0")) for axis, score in scores.items()}
+        found[place.model].append(Judgement(place.question_id, "", given))
+    name = judge or path.stem
+    return [Judged(name, model, tuple(given)) for model, given in found.items() if given]
+
+
+def _key_of(path: Path) -> dict[int, Place]:
+    keys = [key for key in sorted(path.parent.glob("*.xlsx.key.json")) if path.name.startswith(key.name[:-14])]
+    if not keys:
+        raise UserError(f"{path}: no {key_path(path).name} beside it, which says whose answers these are.")
+    key = max(keys, key=lambda one: len(one.name))
+    try:
+        places = [jsonl.from_object(Place, place, str(key)) for place in documents.read_json(key, "key", list)]
+        return {place.row: place for place in places}
+    except (UserError, AttributeError):
+        raise DataError(f"{key}: is no key of a sheet. Export the sheet again.") from None
+
+
+def _cells(path: Path) -> list[list[Any]]:
+    from zipfile import BadZipFile
+
+    from openpyxl import load_workbook
+    from openpyxl.utils.exceptions import InvalidFileException
+
+    try:
+        sheet = load_workbook(path, read_only=True, data_only=True).worksheets[0]
+        return [list(row) for row in sheet.iter_rows(values_only=True)] or [[]]
+    except (BadZipFile, InvalidFileException, KeyError, ValueError, IndexError, OSError) as error:
+        raise DataError(f"{path}: cannot be read as .xlsx ({error}).") from None

@@ -1,0 +1,143 @@
+"""What judges said about answers, and what is computed of it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, stdev
+from typing import Literal
+
+from cmexam_tune.cmb_clin.rubric import Variant
+from cmexam_tune.core.schema import WHERE_SAID
+from cmexam_tune.evaluation import agreement
+
+Key = tuple[str, str]
+"""(predictions, id of the turn)."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What one judge said about one answer."""
+
+    question_id: str
+    text: str
+    """The judge's raw output."""
+    scores: Mapping[str, int] | None
+    """Score of each axis; None: nothing could be read, also when asked again."""
+    asked: int = 1
+    """How often the judge was asked."""
+    finish: Literal["stop", "length", "error"] | None = field(default=None, metadata=WHERE_SAID)
+    reason: str | None = field(default=None, metadata=WHERE_SAID)
+    """Why a request failed."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """All judgements of one judge about one predictions file."""
+
+    judge: str
+    model: str
+    """Name of the predictions."""
+    judgements: tuple[Judgement, ...]
+    variant: Variant = "plain"
+
+    @property
+    def scores(self) -> dict[str, Mapping[str, int]]:
+        """Id of the turn -> scores, of judgements that could be read."""
+        return {one.question_id: one.scores for one in self.judgements if one.scores is not None}
+
+    @property
+    def unread(self) -> int:
+        """Judgements that could not be read."""
+        return sum(one.scores is None and one.finish != "error" for one in self.judgements)
+
+    @property
+    def failed(self) -> int:
+        """Judgements whose request failed; asked again at the next start."""
+        return sum(one.finish == "error" for one in self.judgements)
+
+    def means(self, axes: Sequence[str]) -> dict[str, float | int | None]:
+        """Return `n`, mean and deviation (n-1) of each axis over turns, and `average`, the mean of the axis means.
+
+        `average_by_case` takes the mean of each case's turns first: the paper does not say which it prints.
+        """
+        scores = self.scores
+        found: dict[str, float | int | None] = {"n": len(scores), "unread": self.unread, "failed": self.failed}
+        by_case: dict[str, list[Mapping[str, int]]] = {}
+        for name, given in scores.items():
+            by_case.setdefault(name.rpartition(":")[0], []).append(given)
+        for axis in axes:
+            values = [given[axis] for given in scores.values()]
+            found[axis] = fmean(values) if values else None
+            found[f"{axis}_std"] = stdev(values) if len(values) > 1 else None
+        found["average"] = fmean(fmean(given[axis] for given in scores.values()) for axis in axes) if scores else None
+        cases = [fmean(fmean(given.values()) for given in turns) for turns in by_case.values()]
+        found["average_by_case"] = fmean(cases) if cases else None
+        return found
+
+
+def pairs(judged: Sequence[Judged], judge: str) -> dict[Key, Mapping[str, int]]:
+    """Return everything that a judge scored as the rubric says."""
+    return {
+        (one.model, name): scores
+        for one in judged
+        if one.judge == judge and one.variant == "plain"
+        for name, scores in one.scores.items()
+    }
+
+
+def agreements(judged: Sequence[Judged], axes: Sequence[str]) -> list[dict[str, str | float | int | None]]:
+    """Return for every two judges and each axis `n` and the measures of `agreement.MEASURES` over what both scored.
+
+    The line `ranking` compares the order of the models by the mean of their axes (Spearman), where both judged at
+    least three models.
+    """
+    judges = list(dict.fromkeys(one.judge for one in judged))
+    found: list[dict[str, str | float | int | None]] = []
+    for place, first in enumerate(judges):
+        for second in judges[place + 1 :]:
+            left, right = pairs(judged, first), pairs(judged, second)
+            both = [key for key in left if key in right]
+            for axis in axes:
+                a, b = [left[key][axis] for key in both], [right[key][axis] for key in both]
+                measures = {name: measure(a, b) for name, measure in agreement.MEASURES.items()}
+                found.append({"first": first, "second": second, "axis": axis, "n": len(both), **measures})
+            models = list(dict.fromkeys(model for model, _ in both))
+            if len(models) > 2:
+                order = [[_mean(side, both, model) for model in models] for side in (left, right)]
+                line: dict[str, str | float | int | None] = {"first": first, "second": second, "axis": "ranking"}
+                found.append({**line, "n": len(models), "spearman": agreement.spearman(*order)})
+    return found
+
+
+def _mean(scores: Mapping[Key, Mapping[str, int]], keys: Sequence[Key], model: str) -> float:
+    return fmean(fmean(scores[key].values()) for key in keys if key[0] == model)
+
+
+def moves(judged: Sequence[Judged], axes: Sequence[str]) -> list[dict[str, str | float | int | None]]:
+    """Return how far scores move when the same answers are judged in another variant, for each judge and axis.
+
+    `moved` is the share of scores that changed, `by` their mean absolute change, `shift` the mean change (variant less
+    plain).
+    """
+    plain = {(one.judge, one.model): one.scores for one in judged if one.variant == "plain"}
+    changes: dict[tuple[str, Variant], dict[str, list[int]]] = {}
+    for one in judged:
+        before = plain.get((one.judge, one.model), {})
+        if one.variant == "plain":
+            continue
+        for name, scores in one.scores.items():
+            for axis in axes if name in before else ():
+                by_axis = changes.setdefault((one.judge, one.variant), {})
+                by_axis.setdefault(axis, []).append(scores[axis] - before[name][axis])
+    return [
+        {
+            "judge": judge,
+            "variant": variant,
+            "axis": axis,
+            "n": len(values),
+            "moved": fmean(value != 0 for value in values),
+            "by": fmean(map(abs, values)),
+            "shift": fmean(values),
+        }
+        for (judge, variant), by_axis in changes.items()
+        for axis, values in by_axis.items()
+    ]

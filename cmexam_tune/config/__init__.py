@@ -1,0 +1,41 @@
+"""One experiment is one YAML file.
+
+In: a recipe by name or path, and `section.key=value` overrides. Out: a `Config` of frozen dataclasses. Start reading in
+`sections.py`, what an experiment can say; `reading.py` is how it is read, `external.py` which names are transformers'.
+"""
+
+from cmexam_tune.config.loading import (
+    dump_config,
+    find_recipe,
+    load_config,
+    parse_config,
+    read_yaml,
+    recipe_folders,
+)
+from cmexam_tune.config.overrides import ALIASES
+from cmexam_tune.config.schema import (
+    Config,
+    DataConfig,
+    GenerationConfig,
+    ModelConfig,
+    PromptConfig,
+    TrainingConfig,
+    TuningConfig,
+)
+
+__all__ = [
+    "ALIASES",
+    "Config",
+    "DataConfig",
+    "GenerationConfig",
+    "ModelConfig",
+    "PromptConfig",
+    "TrainingConfig",
+    "TuningConfig",
+    "dump_config",
+    "find_recipe",
+    "load_config",
+    "parse_config",
+    "read_yaml",
+    "recipe_folders",
+]

@@ -1,0 +1,377 @@
+"""Reading an answer from what a model wrote: one pure function, and the rules it tries in order.
+
+The rules go from what can hardly be meant otherwise to what takes more reading; the first that applies decides, also
+where it decides that nothing can be read. Precision comes first: an output that a careful reader could take for two
+answers is unreadable. How well they do is measured on a labelled table: benchmarks/answers.py.
+"""
+
+import itertools
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from cmexam_tune.core.schema import Question, letters
+
+THINK, THOUGHT = "<think>", "</think>"
+"""What a reasoning model puts around its thinking."""
+ANSWER_KEYS = ("answer", "答案", "正确答案", "最终答案", "选项", "option", "choice", "final_answer")
+EXPLANATION_KEYS = ("explanation", "解释", "解析", "分析", "理由", "reason", "rationale")
+
+_HALF_WIDTH = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)} | {0x3000: " ", 0x00A0: " "}
+_MARKUP = re.compile("</?[a-z]+>|[*`#\"'“”‘’「」$]|__")
+_BOXED = re.compile(r"\\boxed\s*\{(?:\\text\s*\{)?([^{}]*)\}\}?")
+_LABEL = re.compile(r"(?<![A-Za-z0-9])([A-Z])[\s.、:,)(]*")
+_BLANK = re.compile(r"[\s(]{4,}")
+_JSON = re.compile(r"\{[^{}]*\}|\[[^\[\]{}]*\]")
+
+
+def final_part(text: str) -> str:
+    """Return what follows a reasoning model's thinking; nothing where it never stopped thinking."""
+    if THOUGHT in text:
+        return text.rpartition(THOUGHT)[2]
+    return "" if still_thinking(text) else text
+
+
+def still_thinking(text: str) -> bool:
+    """Return whether a reasoning model's output ends within its thinking."""
+    return THINK in text and THOUGHT not in text
+
+
+def json_field(text: str, keys: tuple[str, ...]) -> Any:
+    """Return the first value with one of `keys` in a JSON object inside the text, or a list of letters; else None."""
+    for match in _JSON.finditer(text):
+        try:
+            value = json.loads(match[0])
+        except json.JSONDecodeError:
+            continue
+        if isinstance(value, dict):
+            named = {str(key).strip().lower(): item for key, item in value.items()}
+            if found := [named[key] for key in keys if key in named]:
+                return found[0] if found[0] is not None else ""
+        elif value and keys is ANSWER_KEYS and all(isinstance(item, str) and len(item) == 1 for item in value):
+            return value
+    return None
+
+
+def plain(text: str) -> str:
+    """Return the text with half-width letters and brackets, without markup; an answer in a box or JSON says so.
+
+    Long blanks and rows of brackets are shortened, so that no rule has to walk over them again and again.
+    """
+    field = json_field(text, ANSWER_KEYS)
+    if field is not None:
+        text = "答案:" + ("、".join(map(str, field)) if isinstance(field, list) else str(field))
+    text = _BOXED.sub(r"答案:\1\n", text.translate(_HALF_WIDTH))
+    text = _MARKUP.sub("", text).translate({ord("【"): "(", ord("】"): ")", ord("["): "(", ord("]"): ")"})
+    return _BLANK.sub(lambda match: _shortened(match[0]), text)
+
+
+def _shortened(blank: str) -> str:
+    """Return a blank that says the same: same line, next line or next paragraph, then a bracket or none."""
+    return ("\n" * min(blank.count("\n"), 2) or "  ") + "(" * ("(" in blank)
+
+
+def drop_option_texts(text: str, options: Mapping[str, str]) -> tuple[str, bool]:
+    """Return the text with "B 头孢曲松" cut to "B ", and whether every option is named so: a list, no answer."""
+    pieces, start, named = [], 0, set()
+    for match in _LABEL.finditer(text):
+        words = options.get(match[1])
+        if words and match.start() >= start and text.startswith(words, match.end()):
+            pieces += [text[start : match.end(1)], " "]
+            start = match.end() + len(words)
+            start += text.startswith(")", start)
+            named.add(match[1])
+    return "".join([*pieces, text[start:]]), len(named) == len(options)
+
+
+def letter_sets(question: Question, answer_sets: Literal["kind", "single", "multiple"]) -> list[str]:
+    """Return the legal answers: single letters, or all sorted subsets, smaller ones first.
+
+    Args:
+        question: its options, and what the exam paper prints about the number of answers.
+        answer_sets: `generation.answer_sets`; `kind` goes by the exam paper, one letter where it says nothing.
+    """
+    several = answer_sets == "multiple" or (answer_sets == "kind" and question.kind == "multiple")
+    most = len(question.options) if several else 1
+    chosen = (itertools.combinations(sorted(question.options), size) for size in range(1, most + 1))
+    return ["".join(letters) for size in chosen for letters in size]
+
+
+# Letters, one or several with what people write between them; not a part of a word such as CT, HBsAg or B12. Their
+# number is bounded, and `plain` bounds blanks: otherwise a rule that starts at each of n letters would read n on.
+_JOIN = r"[^\S\n]*(?:(?:[、,;/+&和与及]|以及|and)[^\S\n]*(?:选项)?\(?)?"
+_LETTERS = rf"[A-Z](?:{_JOIN}[A-Z]){{0,30}}|[a-j](?:[、,;/+&和与及]?[a-j]){{0,30}}"
+_GROUP = rf"(?:选项)?[\s(]*(?<![A-Za-z0-9])({_LETTERS})(?![A-Za-z0-9])\)?"
+# A Chinese word right after the letters must be one that can follow an answer: "B超", "A型", "C反应蛋白" are words.
+_AFTER = (
+    r"(?=$|[^一-鿿]|选项|[两三四五各]?项|是|为|均|都|正确|错|对|的|吧|而|不|因"
+    r"|由于|理由|其|最|符合|这|或|还是|吗|呢|了|之一)"
+)
+_NEGATED = re.compile(
+    r"(?:[不没别勿未非]|排除|除外?|无法)(?:能|应该?|该|要|可以?|宜|会|可能|考虑|再|选择?|是|为|能是)*$"
+)
+_DOUBTED = re.compile(r"\s*(?:选项|项)?\s*(?:或者?|还是|吗|呢|之一|\?)")
+_IF = re.compile(r"(?:如果?|若|假如|倘若)[^。;\n]{0,20}$|[既也又均都]可以?$")
+_JUDGES = re.compile(r"\s*(?:[对错]|不)")
+_ENDS = re.compile(r"\s*(?:$|[^\sA-Za-z一-鿿])")
+_MAY_BE = re.compile(r"(?:或许|也许|可能)(?:应该)?(?:是|为|选)?$")
+
+_ANSWER = (
+    r"(?:答\s*案\s*\)?|(?<![解问])答(?=\s*:)|结论(?=\s*:)|正解)"
+    r"\s*(?:应该|应当|应|可能|就|只能)?\s*(?:是|为|选择?|包括|有)?[\s:,]*"
+)
+_ENGLISH = (
+    r"(?i:\b(?:answer|option|choice)s?\b(?: to this question)?\s*(?:is|are|(?:should|must|would) be|:|=)?"
+    r"|\b(?:choose|select|pick)\b)[\s:]*(?:(?i:option)\s*)?"
+)
+_CHOOSE = r"选(?:择|定)?(?!项)\s*:?\s*"
+_IS = r"的?(?:选项|选择|说法|叙述|描述|一项)?(?:应该?|就)?(?:是|为|有|包括|:)[\s:]*"
+_RIGHT = rf"(?:正确|合适|恰当|适当|准确|合理|最佳|符合题意|最符合|题意){_IS}"
+_WRONG = rf"(?:错误|不正确|不对|不恰当|不符合|不属于|不包括|有误){_IS}"
+_WEAK = r"(?:是|为|考虑)\s*:?\s*"
+
+_FILLER = r"(?:选项|[两三四五]项|项|的|说法|均|都|也|才|是|为|最|只有|[\s:])*"
+_JUDGED = re.compile(
+    rf"{_GROUP}{_FILLER}"
+    r"(?:(?P<right>正确|对(?![于照比症应抗着])|符合题意|符合要求|佳|首选|当选|合[适理]|恰当|√)|(?P<wrong>错|不正确|不对|不符合|不合[适理]|不恰当|有误|×))"
+)
+_ASKS_WRONG = re.compile(
+    "错误|不正确|不对|不属于|不包括|不符合|不恰当|不是|不应|不会|不宜|除外|除.{0,12}外|例外|有误|无关|禁忌"
+)
+_MAY_ASK_WRONG = re.compile("不(?!良|足|全|同|稳|孕|育|适)|[非除无未错误]|最小|最低|例外")
+_CLAUSES = re.compile("[。，,;；?？]")
+_MARKED = re.compile(
+    rf"{_GROUP}(?:对|错误?|正确)?[,]?\s*(?:故|因此)?(?:为|是)?(?:本题|该题)的?(?:正确|最佳)?(?:答案|选项)"
+)
+_REFUSAL = re.compile(
+    r"抱歉|对不起|无法(?:判断|回答|作答|确定|给出|选择)|不能(?:回答|确定|判断)|不知道|不确定|不详|没有正确"
+    r"|人工智能|语言模型|(?i:cannot|can't|unable to|as an ai)"
+)
+_LETTER_FIRST = r"[(（\[【*]*[A-Za-zＡ-Ｚ](?![A-Za-z0-9一-鿿])[^。，,\n]*"
+_FIRST_SENTENCE = re.compile(
+    rf"^\s*(?:[【\[*(（]*(?:正确|参考|标准|最终)?答\s*案[^。\n]*|{_LETTER_FIRST})(?:[。，,\n]|$)"
+)
+_MARKER = re.compile(
+    r"(?:答案)?(?:解释|解析|分析|理由|explanation)(?:\s*[】\]）)])?\s*[:：]|[【\[](?:解释|解析|分析)[】\]]", re.I
+)
+
+
+@dataclass(frozen=True)
+class _Output:
+    """An output with what the rules need to know of its question."""
+
+    text: str
+    """Normalised, option texts after their own letter removed."""
+    words: str
+    """Normalised, complete."""
+    lists_options: bool
+    options: dict[str, str]
+    stem: str
+
+    @property
+    def asks_wrong(self) -> bool:
+        """Whether the question asks for what is wrong."""
+        return bool(_ASKS_WRONG.search(self.stem))
+
+    def value(self, group: str) -> str | None:
+        """Return the letters of a group, None where one is not offered or the case is mixed."""
+        found = letters("".join(re.findall("[A-Za-z]", group.replace("and", ""))))
+        return found if found and all(letter in self.options for letter in found) else None
+
+
+_HEAD, _TAIL = 10_000, 20_000
+"""Of an output that is longer than both together, these characters are read: answers stand at an end."""
+
+_Decision = str | None | Literal["next"]
+"""The answer, None for unreadable, or "next" where a rule has nothing to say."""
+
+
+def parse(text: str, question: Question) -> str | None:
+    """Return the letters that an output answers with, sorted and distinct, or None where it cannot be read.
+
+    Args:
+        text: What the model wrote.
+        question: Only letters that it offers are answers; its option texts are read too, and its stem tells whether
+            "A 错误" speaks for or against A.
+    """
+    text = final_part(text)
+    if len(text) > _HEAD + _TAIL:
+        text = f"{text[:_HEAD]}\n{text[-_TAIL:]}"
+    words = plain(text)
+    options = {letter: plain(option).strip() for letter, option in question.options.items()}
+    short, lists_options = drop_option_texts(words, options)
+    output = _Output(short, words, lists_options, options, question.stem)
+    for rule in RULES:
+        decision = rule(output)
+        if decision != "next":
+            return decision
+    return None
+
+
+def _is_option(output: _Output) -> _Decision:
+    """Take an output that is one option's text: "B超" and "HBsAg" are no letters."""
+    core = output.words.strip(" \n。.,、;:")
+    same = [letter for letter, option in output.options.items() if option and option == core]
+    return same[0] if len(same) == 1 else "next"
+
+
+def _bare(output: _Output) -> _Decision:
+    """Take an output of nothing but letters: "B", "(D)", "A、C", "选项E", "A 咳嗽<newline>C 胸痛"."""
+    one_line = re.sub(r"\s*\n\s*", " ", output.text.strip())
+    match = re.fullmatch(rf"(?:1[.、]|选项)?[\s:(]*{_GROUP}[\s.。,、:;)]*", one_line)
+    if not match or output.lists_options:
+        return "next"
+    return output.value(match[1])
+
+
+def _answer_first(output: _Output) -> _Decision:
+    """Take "答案: B. <newline> 解释: ..." by its first letters: so the prompts ask, the rest is comment."""
+    head = re.match(rf"[\s(]*(?:正确|参考|标准|最终)?(?:{_ANSWER}|{_ENGLISH}){_GROUP}{_AFTER}", output.text)
+    if not head or _DOUBTED.match(output.text, head.end()):
+        return "next"
+    marker = _MARKER.search(output.text, head.end())
+    return output.value(head[1]) if marker and marker.start() - head.end() <= 60 else "next"
+
+
+def _stated(output: _Output) -> _Decision:
+    """Take the last statement of an answer: a chain of thought changes its mind, and ends with what it means."""
+    cues = [_ANSWER, _ENGLISH, _CHOOSE, _WRONG if output.asks_wrong else _RIGHT]
+    found = list(_statements(output, rf"(?:{'|'.join(cues)})"))
+    marked = [(match.start(), output.value(match[1]) or "") for match in _MARKED.finditer(output.text)]
+    together = letters("".join(group for _, group in marked))
+    found += [(at, together) for at, _ in marked]
+    if not output.lists_options:
+        found += list(_statements(output, r"(?m:^)\s*(?:选项)?", r"\s*[.。]?\s*(?m:$)"))
+    return max(found)[1] or None if found else "next"
+
+
+def _statements(output: _Output, cue: str, after: str = "") -> Iterator[tuple[int, str]]:
+    """Yield (position, letters) of letters behind a cue, "" where they are in doubt or not offered."""
+    for match in re.finditer(rf"(?P<cue>{cue}){_GROUP}{_AFTER}{after}", output.text):
+        if _NEGATED.search(output.text, max(0, match.start() - 8), match.start()):
+            continue
+        group = match[2]
+        if output.value(group) is None and any(group in option for option in output.options.values()):
+            continue  # "答案：CT" names an option, not letters
+        if _JUDGES.match(output.text, match.end()):
+            # "答案是A，B错误" states A; "不作首选（B错）" only judges, see `_judged`.
+            group = re.sub("[^,;]*$", "", group)
+            if not group:
+                continue
+        # "The answer is a common drug": a lower-case letter must end its clause.
+        if group.islower() and not _ENDS.match(output.text, match.end()):
+            continue
+        doubted = _DOUBTED.match(output.text, match.end()) or _IF.search(
+            output.text, max(0, match.start() - 25), match.start()
+        )
+        yield match.start(2), "" if doubted else output.value(group) or ""
+
+
+def _refused(output: _Output) -> _Decision:
+    """Leave refusals unread, whatever letters and options they mention."""
+    return None if _REFUSAL.search(output.text) else "next"
+
+
+def _judged(output: _Output) -> _Decision:
+    """Take the options called right ("A错误，B正确", "（B对）"); where the question asks for the wrong one, that one.
+
+    Whether a stem asks so cannot always be told, and writers differ in what they call right then: the one option that
+    is judged unlike several others is meant.
+    """
+    called: dict[str, set[str]] = {"right": set(), "wrong": set()}
+    for match in _JUDGED.finditer(output.text):
+        negated = _NEGATED.search(output.text, max(0, match.start() - 8), match.start())
+        if (group := output.value(match[1])) and not negated:
+            called[match.lastgroup or ""].update(group)
+    right, wrong = called["right"], called["wrong"]
+    if not right and not wrong:
+        return "next"
+    chosen = right
+    if _MAY_ASK_WRONG.search([clause for clause in _CLAUSES.split(output.stem) if clause.strip()][-1]):
+        if len(wrong) == 1 and (len(right) > 1 or (output.asks_wrong and not right)):
+            chosen = wrong
+        elif not (len(right) == 1 and len(wrong) > 1) and output.asks_wrong:
+            return None
+    return None if right & wrong else letters("".join(chosen)) or None
+
+
+def _leading(output: _Output) -> _Decision:
+    """Take letters that open the output: "B。因为...", "C，患者...", "A 青霉素"; not "E. coli" or "A、B 都有可能"."""
+    match = re.match(rf"\s*{_GROUP}(?=\s*[.。:,\n(]|\s+|$)(?![.\s]*[a-z])", output.text)
+    if not match or output.lists_options or match[1].islower() or _DOUBTED.match(output.text, match.end()):
+        return "next"
+    return output.value(match[1]) or "next"
+
+
+def _weak(output: _Output) -> _Decision:
+    """Take letters that end a clause after 是, 为 or 考虑: "我认为是E", "应为D。"; two different ones are none."""
+    found = [
+        (at, group)
+        for at, group in _statements(output, _WEAK, r"(?=\s*(?:$|[。.,;!\n)]|选项|项))")
+        if not _MAY_BE.search(output.text[max(0, at - 8) : at].rstrip(" (:"))
+    ]
+    return "next" if not found else found[-1][1] or None
+
+
+def _option_text(output: _Output) -> _Decision:
+    """Take option texts written without a letter: as the answer, as all there is, or as the one that is recommended."""
+    stated = re.findall(r"(?:答\s*案|正确选项)\)?\s*(?:应该|应)?\s*(?:是|为|:)[\s:]*([^。\n]+)", output.words)
+    for segment in (*stated[-1:], output.words):
+        found, rest = _mentions(output, segment)
+        if found and not _REST.sub("", rest):
+            return letters("".join(found))
+    found, _ = _mentions(output, output.words, longer_than=1)
+    if len(set(found)) != 1 or len(output.words) > _SHORT:
+        return "next"
+    before = output.words[: output.words.find(output.options[found[0]])]
+    recommended = re.search(r"(?:选|用|考虑|诊断|是|为|补充|做|行|应该?|:)[^。,;不]{0,3}$", before)
+    mostly = 2 * len(output.options[found[0]]) >= len(output.words.strip())
+    return found[0] if (recommended or mostly) and not re.search(r"[不无未非]|避免|禁", before[-8:]) else "next"
+
+
+_SHORT = 40
+_REST = re.compile("[\\s。.,、;:!()和与及以]|检查|治疗")
+
+
+def _mentions(output: _Output, segment: str, longer_than: int = 0) -> tuple[list[str], str]:
+    """Return the options whose texts occur, longest first so that none is found inside another, and what remains."""
+    found = []
+    for letter, option in sorted(output.options.items(), key=lambda item: -len(item[1])):
+        if len(option) <= longer_than or option not in segment or list(output.options.values()).count(option) > 1:
+            continue
+        edges = (r"(?<![A-Za-z0-9])" if option[0].isascii() else "", r"(?![A-Za-z0-9])" if option[-1].isascii() else "")
+        segment, count = re.subn(re.escape(option).join(edges), " ", segment)
+        found += [letter] * (count > 0)
+    return found, segment
+
+
+RULES: tuple[Callable[[_Output], _Decision], ...] = (
+    _is_option,
+    _bare,
+    _answer_first,
+    _stated,
+    _refused,
+    _judged,
+    _leading,
+    _weak,
+    _option_text,
+)
+
+
+def split_explanation(text: str) -> str | None:
+    """Return the explanation in an output, or None where it holds none.
+
+    It is what follows 解释, 解析, ... and a colon, up to a line that states the answer; without such a mark, everything
+    but an answer in the first sentence.
+    """
+    text = final_part(text)
+    field = json_field(text, EXPLANATION_KEYS)
+    if isinstance(field, str):
+        return field.strip() or None
+    marker = _MARKER.search(text)
+    if marker:
+        body = re.split(r"\n[^\S\n]*[【\[*]*(?:正确|最终)?答案[】\]*]*\s*[:：是为]", text[marker.end() :])[0]
+        return body.strip(" *\n\t\r") or None
+    return _FIRST_SENTENCE.sub("", text, count=1).strip() or None

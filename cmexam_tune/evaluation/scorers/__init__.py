@@ -1,0 +1,91 @@
+"""Profiles: how one published script turns outputs into scores.
+
+In: what a model wrote, and its question. Out: what that script reads in it, whether it counts as right, and how it is
+averaged. Start reading below, then in `standard.py`, what this project reports; each other file is one script, with its
+peculiarities. The file's name is the profile's (`opencompass_cmb.py` is `opencompass-cmb`), its `PROFILE` is all there
+is to it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, Protocol
+
+from cmexam_tune.core import variants
+from cmexam_tune.core.errors import ConfigError
+from cmexam_tune.core.schema import Question
+from cmexam_tune.evaluation.text_metrics import PairStatistics
+
+
+class Reading(NamedTuple):
+    """What a profile's parser reads in an output; None is no answer or no explanation."""
+
+    answer: str | None
+    explanation: str | None
+
+
+def equal(reading: str | None, question: Question) -> float:
+    """Return 1 where exactly the right letters were read, else 0: what most scripts count."""
+    return float(reading is not None and reading == question.answer)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One way of turning outputs into scores."""
+
+    name: str
+    summary: str
+    """One line: parser, denominator, text metrics."""
+    read: Callable[[str, Question], Reading]
+    """Some scripts look at the right answer to read the output; only those use `question.answer`."""
+    signature: Mapping[str, str]
+    statistics: Callable[[Sequence[str], Sequence[str]], list[PairStatistics]] | None = None
+    """Hypotheses and references to per-pair statistics; None where the script scores no explanations."""
+    smoothing: Literal["exp", "none"] = "exp"
+    no_reference: Literal["skipped", "empty"] = "skipped"
+    """Whether a question without explanation is left out of the text metrics or scored against an empty text."""
+    vote: Callable[[Sequence[str], Question], Reading] | None = None
+    """Reads several outputs to one question, where the script takes a majority of them; one output is read alone."""
+    second: Callable[[str, Question], Reading] | None = None
+    """Another way to read, where the script scores all questions by both and reports the better score."""
+    right: Callable[[str | None, Question], float] = equal
+    """1 or 0 for an answer; where the script draws letters at random, the probability of the right one."""
+    subset: Callable[[Question], bool] | None = None
+    """The questions that the script scores; None is all of them."""
+    subset_name: str = "all questions"
+    drops: Callable[[str, Reading], bool] = lambda text, reading: False
+    """Whether this output leaves the denominator of accuracy, precision, recall and F1."""
+    averages: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Averages beside the plain share of right answers: key of the scores -> facets, the outermost first.
+    `("exam_type", "exam_class")` is the mean over the types of the mean over their classes."""
+    headline: str = "accuracy"
+    """Key of the score that the script reports: `accuracy` or one of `averages`."""
+    styles: tuple[str, ...] = ()
+    """Names of the prompt styles that ask in the script's own words."""
+    prompt: str = ""
+    """The script's prompt in words, where it has one."""
+
+
+class Scorer(Protocol):
+    """What a file in this folder provides."""
+
+    @property
+    def PROFILE(self) -> Profile:
+        """The rules; their name is the file's."""
+
+
+def names() -> tuple[str, ...]:
+    """Return the names of all profiles, what this project reports first."""
+    found = (name.replace("_", "-") for name in variants.names("profiles"))
+    return tuple(sorted(found, key=lambda name: (not name.startswith("standard"), name)))
+
+
+def get(name: str) -> Profile:
+    """Return a profile by its name, or `PROFILE` of a module of your own by its dotted name.
+
+    Raises:
+        ConfigError: there is none of that name; the message suggests the nearest.
+    """
+    if "." not in name and name not in names():
+        raise ConfigError(f"profile {name!r} is unknown{variants.suggest(name, names())}; known: {', '.join(names())}.")
+    profile: Profile = variants.load("profiles", name if "." in name else name.replace("-", "_")).PROFILE
+    return profile

@@ -1,0 +1,143 @@
+"""The five annotations of CMExam, proposed by models in the words of the paper's appendix A.2 (arXiv 2306.03030)."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cmexam_tune.core.schema import Question
+from cmexam_tune.evaluation import agreement, breakdowns
+from cmexam_tune.prompts import Asked
+from cmexam_tune.prompts.dialogue import NO_OPTIONS
+
+FACETS = ("Disease Group", "Clinical Department", "Medical Discipline", "Medical Competency", "Difficulty level")
+NONE = "不符合"
+"""What is answered where no category fits; CMExam's files hold it as a value."""
+SEPARATOR = "#"
+"""Between the id of a question and the facet, in the key of a proposal."""
+_EDGES = " \t\r\n。.，,：:\"'“”‘’「」【】[]《》`*"
+
+
+def categories(facet: str) -> list[str]:
+    """Return the categories of a facet as the released files spell them, without `NONE`."""
+    return [value.zh for value in breakdowns.define(facet).values if value.zh != NONE]
+
+
+def key(question: Question, facet: str) -> str:
+    """Return the key of a proposal."""
+    return f"{question.id}{SEPARATOR}{facet}"
+
+
+def asked(question: Question, facet: str) -> Asked:
+    """Return the published instruction for one question and one facet."""
+    names = categories(facet)
+    options = "\n".join(f"{letter} {text}" for letter, text in question.options.items())
+    words = (
+        f"返回格式限制为某个具体类目的名称即可。共有{len(names)}个类别：{'、'.join(names)}。"
+        "假设你是一位医疗行业专家，请判断下面这个题目属于哪个类别，"
+        f'若都不符合，则只返回"{NONE}"这个标签.'
+        f'题目信息为"{question.stem}：{options}"。'
+        f"注意，不需要回答问题本身，只需要返回这个题目与上述{len(names)}个类目中的哪个类目最相关，"
+        f"返回{len(names)}个类目中的一个，不需要其他文字。"
+    )
+    return Asked(Question(key(question, facet), words, NO_OPTIONS, None), lambda shown: shown.stem)
+
+
+def parse(text: str, facet: str) -> str | None:
+    """Return the category that an output is, or None: nothing but one of the categories, or `NONE`, is accepted."""
+    name = text.rpartition("</think>")[2].strip(_EDGES)
+    return name if name in (*categories(facet), NONE) else None
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What the models proposed for one facet of one question."""
+
+    question_id: str
+    facet: str
+    by_model: Mapping[str, str | None]
+    """Model -> category; None: an output that names no category."""
+    before: str | None
+    """What the file says already."""
+
+    @property
+    def vote(self) -> str | None:
+        """The category that most models propose, of equals the one seen first; None where nobody names one."""
+        counts = Counter(name for name in self.by_model.values() if name is not None)
+        return counts.most_common(1)[0][0] if counts else None
+
+
+def proposals(questions: Iterable[Question], outputs: Mapping[str, Mapping[str, str]]) -> list[Proposal]:
+    """Return what models wrote as proposals.
+
+    Args:
+        questions: those that were asked about.
+        outputs: model -> key -> text.
+    """
+    return [
+        Proposal(
+            question.id,
+            facet,
+            {model: parse(texts.get(key(question, facet), ""), facet) for model, texts in outputs.items()},
+            question.facets.get(facet),
+        )
+        for question in questions
+        for facet in FACETS
+    ]
+
+
+def filled(questions: Sequence[Question], proposed: Sequence[Proposal]) -> list[Question]:
+    """Return the questions with the votes where they have no annotation yet; what a file says is never replaced."""
+    votes = {(one.question_id, one.facet): one.vote for one in proposed}
+    return [
+        replace(
+            question,
+            facets={
+                **{facet: _stored(facet, vote) for facet in FACETS if (vote := votes.get((question.id, facet)))},
+                **question.facets,
+            },
+        )
+        for question in questions
+    ]
+
+
+def _stored(facet: str, vote: str) -> str:
+    """Return a category as CMExam's files hold it: difficulty is a number from 1, the easiest."""
+    return str(categories(facet).index(vote) + 1) if facet == FACETS[-1] and vote != NONE else vote
+
+
+def report(proposed: Sequence[Proposal]) -> dict[str, Any]:
+    """Return for each facet how many were proposed and refused, and the agreement with what the file said before.
+
+    `accuracy` is the share of annotated questions with the same category, a refused output counting as wrong; `kappa`
+    is Cohen's, over the same questions.
+    """
+    models = list(dict.fromkeys(model for one in proposed for model in one.by_model))
+    found: dict[str, Any] = {}
+    for facet in FACETS:
+        here = [one for one in proposed if one.facet == facet]
+        names = {model: [one.by_model[model] for one in here] for model in models}
+        found[facet] = {
+            "questions": len(here),
+            "proposed": sum(one.vote is not None for one in here),
+            "none_fits": sum(one.vote == NONE for one in here),
+            "refused": {model: sum(name is None for name in given) for model, given in names.items()},
+            "agreement": {
+                **{model: _agreement(facet, [(one.before, one.by_model[model]) for one in here]) for model in models},
+                "vote": _agreement(facet, [(one.before, one.vote) for one in here]),
+            },
+        }
+    return found
+
+
+def _agreement(facet: str, pairs: Sequence[tuple[str | None, str | None]]) -> dict[str, float | int | None] | None:
+    define = breakdowns.define(facet)
+    known = [(define.recognise(before).zh, after or "") for before, after in pairs if before is not None]
+    if not known:
+        return None
+    first, second = zip(*known, strict=True)
+    return {
+        "n": len(known),
+        "accuracy": sum(before == after for before, after in known) / len(known),
+        "kappa": agreement.kappa(first, second),
+    }

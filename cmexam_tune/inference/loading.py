@@ -1,0 +1,75 @@
+"""Where a model comes from: a trained run, or a recipe whose model answers as it is."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cmexam_tune.config import Config, load_config
+from cmexam_tune.core import libraries, variants
+from cmexam_tune.core.errors import ConfigError
+from cmexam_tune.models.families import Loaded
+
+
+@dataclass(frozen=True)
+class Source:
+    """A config, and the run folder whose adapter belongs to it, if any."""
+
+    config: Config
+    run: Path | None = None
+    overrides: tuple[str, ...] = ()
+
+
+def open_source(source: str | Path | Config, overrides: Sequence[str] = ()) -> Source:
+    """Return what `source` names: a run folder, a Config, or the path or name of a recipe. Nothing is loaded.
+
+    Raises:
+        UserError: there is no such run or recipe, or overrides that cannot be.
+    """
+    libraries.quiet()
+    if isinstance(source, Config):
+        if overrides:
+            raise ConfigError("overrides change a recipe; with a Config use dataclasses.replace.")
+        return Source(source)
+    if Path(source).is_dir():
+        from cmexam_tune.training.run_directory import run as runs
+
+        return Source(runs.open_run(source, overrides).config, Path(source), tuple(overrides))
+    return Source(load_config(source, overrides), None, tuple(overrides))
+
+
+def load(source: Source) -> Loaded:
+    """Return the model in eval mode on the card, where there is one, and its tokenizer; LoRA is merged where it can be.
+
+    Raises:
+        UserError: no finished run, missing weights, or a model that does not fit the adapter.
+    """
+    if source.config.model.family == "endpoint":
+        return Loaded.nothing()
+    from cmexam_tune.models import merging
+
+    # One whose weights merging has spoilt is read again; by then nothing holds it any more.
+    return merging.merged(_read(source)) or _read(source)
+
+
+def _read(source: Source) -> Loaded:
+    if source.run is not None:
+        from cmexam_tune.training.run_directory import run as runs
+
+        _, loaded = runs.load(source.run, source.overrides, device())
+    else:
+        family: Any = variants.load("families", source.config.model.family)
+        loaded = family.load(source.config.model, device=device())
+    model: Any = loaded.model
+    if model is None:  # it is elsewhere
+        return loaded
+    return Loaded(model.to(device()).eval(), loaded.tokenizer)
+
+
+def device() -> str:
+    """Return where this process's model stands: its own card where there is one."""
+    import os
+
+    import torch
+
+    return f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu"

@@ -1,0 +1,82 @@
+"""What a prediction would send, before anything is sent or loaded."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cmexam_tune.core import jsonl
+from cmexam_tune.core.errors import UserError, first_line
+from cmexam_tune.core.schema import Case, Question
+from cmexam_tune.inference import answering
+from cmexam_tune.inference.loading import Source
+from cmexam_tune.prompts import Asked, dialogue
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """How much would be asked, if nothing is answered yet."""
+
+    questions: int
+    requests: int
+    """One for each output: with votes several for each question."""
+    characters: int
+    """Of all prompts, system messages and examples included, templates not."""
+    tokens: int | None
+    """The same in tokens, where a tokenizer is named."""
+    most_new_tokens: int
+    """Upper bound of what is written."""
+
+    def __str__(self) -> str:
+        read = f"{self.characters:,} characters" if self.tokens is None else f"{self.tokens:,} tokens"
+        return (
+            f"{self.questions:,} questions, {self.requests:,} requests: {read} to read, "
+            f"at most {self.most_new_tokens:,} tokens to write. Nothing was sent."
+        )
+
+
+def estimate(source: Source, questions: str | Path, limit: int | None = None, tokenizer: str | None = None) -> Estimate:
+    """Return what predicting a file would send.
+
+    Args:
+        source: config of the model; for a model behind an address its key and address are checked.
+        questions: questions or cases.
+        limit: only the first so many.
+        tokenizer: folder or hub name of a tokenizer to count tokens with; None: characters are counted.
+
+    Raises:
+        UserError: files or settings that cannot be used, or no such tokenizer.
+    """
+    config = source.config
+    if config.model.family == "endpoint":
+        from cmexam_tune.models.families.endpoint import Remote
+
+        Remote(config)
+    asked = _asked(source, questions, limit)
+    texts = [
+        "\n".join(message["content"] for message in one.dialogue()._replace(system=config.prompt.system).messages())
+        for one in asked
+    ]
+    votes = config.generation.votes
+    tokens = None if tokenizer is None else votes * _tokens(texts, tokenizer)
+    most = config.generation.arguments.get("max_new_tokens", config.prompt.max_target_length)
+    requests = votes * len(asked)
+    return Estimate(len(asked), requests, votes * sum(map(len, texts)), tokens, requests * most)
+
+
+def _asked(source: Source, questions: str | Path, limit: int | None) -> Sequence[Asked]:
+    if dialogue.is_cases(questions):
+        cases = list(jsonl.read(questions, Case))[:limit]
+        return [dialogue.asked(case, number) for case in cases for number, _ in enumerate(case.turns, 1)]
+    every = list(jsonl.read(questions, Question))
+    asking = answering.asking_of(source.config, every)
+    return [asking.asked(question) for question in every[:limit]]
+
+
+def _tokens(texts: Sequence[str], name: str) -> int:
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise UserError(f"--tokenizer {name}: cannot be read ({first_line(error)}).") from None
+    return sum(len(ids) for ids in tokenizer(list(texts), add_special_tokens=False)["input_ids"])

@@ -1,0 +1,92 @@
+"""The model card (README.md) of an exported model: what was trained on what, with which prompt, scores and loading."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from cmexam_tune.config import Config
+from cmexam_tune.core import documents, files
+from cmexam_tune.interop.exporting.modelfile import Modelfile
+from cmexam_tune.models.families import Loaded
+from cmexam_tune.prompts import Dialogue
+from cmexam_tune.training.run_directory import run as runs
+
+SENTINEL = "问题在此"
+"""Stands for the user's message where the words around it are looked for."""
+KINDS = {"hf": "the whole model", "peft": "a PEFT adapter", "chatglm": "a prefix in the ChatGLM authors' format"}
+TRAINING = ("train_loss", "eval_loss", "eval_exam_accuracy", "best_metric")
+"""What metrics.json says about how good the model is; the rest is speed."""
+
+
+def around(config: Config, loaded: Loaded) -> tuple[str, str] | None:
+    """Return what stands before and after a message in a training prompt, special tokens written out; None unclear."""
+    family: Any = runs.parts(config)[0]
+    if family.task != "generate":
+        return None
+    codec = family.decoder(loaded, config).codec
+    (ids,) = codec.sources([Dialogue(SENTINEL, (), config.prompt.system)])
+    before, found, after = str(loaded.tokenizer.decode([*ids, *codec.lead])).partition(SENTINEL)
+    return (before, after) if found else None
+
+
+def card(
+    run: str | Path, config: Config, loaded: Loaded, format: str, ollama: Modelfile | str | None, averaged: int = 1
+) -> str:
+    """Return the card; `ollama`: the Modelfile beside it, or why there is none; `averaged`: runs it is the mean of."""
+    mean = f"\n- mean of the updates of {averaged} runs" if averaged > 1 else ""
+    base, words = config.model.model_name_or_path, around(config, loaded)
+    auto = "AutoModelForSequenceClassification" if words is None else "AutoModelForCausalLM"
+    load = {
+        "hf": f"{auto}.from_pretrained(folder)",
+        "peft": f"PeftModel.from_pretrained({auto}.from_pretrained({base!r}), folder)",
+        "chatglm": "# see the P-tuning readme of THUDM/ChatGLM-6B",
+    }
+    parts = [
+        f"---\nbase_model: {json.dumps(base, ensure_ascii=False)}\nlanguage: zh\n---",
+        f"# {Path(config.out).name}",
+        f"{base} after {config.tuning.method} with cmexam_tune; this folder holds {KINDS[format]}.",
+        f"- style of the questions: {config.prompt.style}\n- template: {config.prompt.template}{mean}",
+        "## Training data\n\n" + "\n".join(_data(path) for path in config.data.train),
+    ]
+    if words is not None:
+        parts.append(f"## Prompt\n\n```\n{words[0]}MESSAGE{words[1]}\n```")
+    if scores := [*_training(Path(run)), *_reports(Path(run))]:
+        parts.append("## Scores\n\n| | |\n| - | - |\n" + "\n".join(f"| {name} | {value} |" for name, value in scores))
+    parts.append(f"## Loading\n\n```python\n{load[format]}\n```")
+    if isinstance(ollama, Modelfile):
+        parts.append("In this folder: `ollama create NAME` (Modelfile: the prompt of training, for single questions).")
+    elif ollama is not None:
+        parts.append(f"No Modelfile: {ollama}")
+    return "\n\n".join([*parts, "Not for use on patients.\n"])
+
+
+def _data(path: str) -> str:
+    file = Path(path)
+    seen = f"sha256 `{files.sha256(file)}`" if file.is_file() else "no longer where it was at the export"
+    return f"- {file.name}: {seen}"
+
+
+def _training(run: Path) -> list[tuple[str, str]]:
+    """Return what the run's metrics.json knows."""
+    known = runs.open_run(run).metrics
+    return [(f"{name} (training)", f"{known[name]:.4g}") for name in TRAINING if name in known]
+
+
+def _reports(run: Path) -> list[tuple[str, str]]:
+    """Return the scores of the reports about the run, percentages.
+
+    Raises:
+        DataError: a report is broken.
+    """
+    found = []
+    for path in runs.reports(run):
+        report = documents.read_json(path, "report")
+        if not runs.about(report, run):
+            continue
+        overall, asked = report.get("overall") or {}, (report.get("provenance") or {}).get("questions") or []
+        if "accuracy" in overall:
+            names = ", ".join(f"{Path(file['path']).name} (sha256 `{file['sha256'][:12]}`)" for file in asked)
+            within = overall.get("accuracy_ci")
+            value = f"{overall['accuracy']:.2f}%" + (f" ({within[0]:.2f} to {within[1]:.2f})" if within else "")
+            found.append((f"accuracy on {names or path.parent.name}", value))
+    return found

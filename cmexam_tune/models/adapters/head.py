@@ -1,0 +1,40 @@
+"""A classification head on an encoder: both trained (the papers' BERT rows), or the head alone."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cmexam_tune.core.errors import ConfigError
+from cmexam_tune.models.adapters import full
+from cmexam_tune.models.families import Family
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+standalone = True
+save = full.save
+load = full.load
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Keys under `tuning`."""
+
+    freeze_encoder: bool = False
+    """Train only the head: fast, and weaker."""
+
+
+def attach(model: "PreTrainedModel", family: Family, settings: Any) -> "PreTrainedModel":
+    """Make the head, and the encoder unless it is frozen, trainable in float32.
+
+    Raises:
+        ConfigError: the family has no head.
+    """
+    if family.task != "classify":
+        raise ConfigError(
+            "tuning.method=head: only classifiers have a head (model.family=bert). Use lora or full here."
+        )
+    whole: Any = model.requires_grad_(True)
+    whole.float()
+    if settings.freeze_encoder:
+        model.base_model.requires_grad_(False)
+    return model

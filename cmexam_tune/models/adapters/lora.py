@@ -1,0 +1,123 @@
+"""LoRA through PEFT: low-rank updates beside frozen matrices (Hu et al. 2021, arXiv:2106.09685)."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from cmexam_tune.core.errors import UserError, first_line
+from cmexam_tune.models.families import Family
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+standalone = False
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The keys of `peft.LoraConfig` that recipes set, under PEFT's names."""
+
+    r: int
+    lora_alpha: int
+    lora_dropout: float
+    target_modules: tuple[str, ...] | str | None = None
+    """Layers to tune, by the end of their name; default: the family's. `all-linear` is PEFT's shortcut."""
+    bias: Literal["none", "all", "lora_only"] = "none"
+    modules_to_save: tuple[str, ...] = ()
+    """Modules that are trained whole and saved with the adapter, for example `embed_tokens`."""
+    use_rslora: bool = False
+    use_dora: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that PEFT or training would only fail on later."""
+        if self.r < 1 or self.lora_alpha < 1:
+            raise ValueError(f"r and lora_alpha must be at least 1, got r={self.r}, lora_alpha={self.lora_alpha}")
+        if not 0 <= self.lora_dropout < 1:
+            raise ValueError(f"lora_dropout must be at least 0 and below 1, got {self.lora_dropout}")
+
+
+def attach(model: "PreTrainedModel", family: Family, settings: Any) -> "PreTrainedModel":
+    """Return a `PeftModel` with fresh LoRA layers (float32 whatever the base) around the frozen model.
+
+    Raises:
+        UserError: `target_modules` names no layer of this model, `modules_to_save` no module or one inside another.
+    """
+    import torch
+    from peft import LoraConfig, TaskType, get_peft_model, prepare_model_for_kbit_training
+
+    chosen = {
+        **dataclasses.asdict(settings),
+        "target_modules": settings.target_modules or family.lora_targets,
+        "modules_to_save": settings.modules_to_save or None,
+    }
+    if missing := [name for name in settings.modules_to_save if not _holds(model, name)]:
+        raise UserError(f"tuning.modules_to_save: this model has no module called {missing[0]!r}.")
+    if getattr(model, "is_loaded_in_4bit", False):
+        prepare: Any = prepare_model_for_kbit_training
+        model = prepare(model, use_gradient_checkpointing=False)
+    task = TaskType.SEQ_CLS if family.task == "classify" else TaskType.CAUSAL_LM
+    try:
+        tuned: Any = get_peft_model(model, LoraConfig(task_type=task, **_lists(chosen)), autocast_adapter_dtype=True)
+    except ValueError as error:
+        raise UserError(f"tuning: LoRA cannot be put on this model: {error}") from None
+    _check_whole(tuned)
+    for module in tuned.modules():
+        own = list(module.parameters(recurse=False))
+        # A norm computes with one type: where its bias is trained, its frozen weight is float32 too.
+        norm = isinstance(module, torch.nn.LayerNorm) and any(parameter.requires_grad for parameter in own)
+        for parameter in own:
+            if parameter.requires_grad or norm:
+                parameter.data = parameter.data.float()
+    result: PreTrainedModel = tuned
+    return result
+
+
+def _check_whole(tuned: "PreTrainedModel") -> None:
+    """Refuse a module trained whole inside another one: PEFT could not save the two, at the end of the training."""
+    from peft.utils import ModulesToSaveWrapper
+
+    whole = [name for name, module in tuned.named_modules() if isinstance(module, ModulesToSaveWrapper)]
+    if inner := next((name for name in whole if any(name.startswith(f"{other}.") for other in whole)), None):
+        raise UserError(
+            f"tuning.modules_to_save: {inner} lies inside another module that is trained whole (a classifier's head "
+            "always is). Give a longer ending of the name that means others only."
+        )
+
+
+def _holds(model: "PreTrainedModel", ending: str) -> bool:
+    """Return whether a module's name ends in `ending`, as PEFT compares them."""
+    return any(name.endswith(ending) for name, _ in model.named_modules())
+
+
+def _lists(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return PEFT's arguments with lists for tuples, which its JSON does not have."""
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
+
+
+def save(model: "PreTrainedModel", folder: Path, state_dict: "Mapping[str, torch.Tensor] | None" = None) -> None:
+    """Write `adapter_config.json` and `adapter_model.safetensors` as PEFT does."""
+    peft_model: Any = model
+    # PEFT would ask the hub whether the base's vocabulary changed; modules_to_save holds embeddings that were tuned.
+    peft_model.save_pretrained(str(folder), state_dict=state_dict, save_embedding_layers=False)
+
+
+def load(model: "PreTrainedModel", folder: Path) -> None:
+    """Read what `save` wrote into a model that `attach` returned.
+
+    Raises:
+        UserError: the folder holds no adapter, or one with other layers or ranks.
+    """
+    from peft.utils.save_and_load import get_peft_model_state_dict, load_peft_weights, set_peft_model_state_dict
+    from safetensors import SafetensorError
+
+    try:
+        weights = load_peft_weights(str(folder), device="cpu")
+        wanted = get_peft_model_state_dict(model, save_embedding_layers=False)
+        if unmatched := sorted(set(wanted) ^ set(weights)):
+            raise ValueError(f"{len(unmatched)} tensors differ in name, the first is {unmatched[0]}")
+        set_peft_model_state_dict(model, weights)
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise UserError(f"{folder}: holds no LoRA adapter for this model ({first_line(error)}).") from None

@@ -1,0 +1,156 @@
+"""P-tuning v2: trained keys and values in front of every layer (prefix tuning), the base frozen.
+
+The adapter folder is PEFT's prefix-tuning format (`adapter_config.json`, `adapter_model.safetensors` with
+`prompt_embeddings`); what training needs beyond it (the projection, a classification head) is beside it in
+`trained.safetensors`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cmexam_tune.core import files
+from cmexam_tune.core.errors import UserError
+from cmexam_tune.models.families import Family
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+standalone = False
+
+WEIGHTS, TRAINED = "adapter_model.safetensors", "trained.safetensors"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Keys under `tuning`, with PEFT's names."""
+
+    num_virtual_tokens: int
+    """Length of the prefix; the ChatGLM recipes use 128."""
+    prefix_projection: bool = False
+    """Train the prefix through a two-layer network (steadier at high learning rates, more parameters)."""
+    encoder_hidden_size: int | None = None
+    """Width inside that network; default: the model's hidden size."""
+    prefix_dropout: float = 0.0
+    """Dropout on the prefix while training; the ChatGLM authors use 0.1."""
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot be."""
+        if self.num_virtual_tokens < 1:
+            raise ValueError(f"num_virtual_tokens is {self.num_virtual_tokens}, at least 1 is needed")
+        if self.encoder_hidden_size is not None and self.encoder_hidden_size < 1:
+            raise ValueError(f"encoder_hidden_size is {self.encoder_hidden_size}, at least 1 is needed")
+        if self.encoder_hidden_size is not None and not self.prefix_projection:
+            raise ValueError("encoder_hidden_size has no effect without prefix_projection: true")
+        if not 0.0 <= self.prefix_dropout < 1.0:
+            raise ValueError(f"prefix_dropout is {self.prefix_dropout}, from 0 to below 1 is possible")
+
+
+def attach(model: "PreTrainedModel", family: Family, settings: Settings) -> "PreTrainedModel":
+    """Freeze `model` and put a new prefix encoder (float32) into its base model.
+
+    A family that classifies keeps its head trainable, in float32: it is new and has learnt nothing yet.
+
+    Raises:
+        ConfigError: as `models.prefix.install`.
+    """
+    from cmexam_tune.models.prefix import PrefixEncoder, Shape, install
+
+    shape = Shape.of(model.config, settings.num_virtual_tokens)
+    hidden = (settings.encoder_hidden_size or model.config.hidden_size) if settings.prefix_projection else None
+    model.requires_grad_(False)
+    if family.task == "classify":
+        inside = f"{model.base_model_prefix}."
+        for name, parameter in model.named_parameters():
+            if not name.startswith(inside):
+                parameter.data = parameter.data.float()
+                parameter.requires_grad_(True)
+    encoder = PrefixEncoder(shape, hidden, settings.prefix_dropout, family.prefix_shifts_positions)
+    return install(model, encoder)
+
+
+def save(model: "PreTrainedModel", folder: Path, state_dict: "Mapping[str, torch.Tensor] | None" = None) -> None:
+    """Write the adapter; `state_dict` (names as in `model`) replaces the model's own weights, as under ZeRO-3."""
+    import torch
+    from safetensors.torch import save as to_bytes
+
+    from cmexam_tune.models.prefix import flat_embeddings
+
+    weights = model.state_dict() if state_dict is None else state_dict
+    prefix = _module_name(model)
+    trained = {
+        name: weights[name].detach().cpu().contiguous()
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad or name.startswith(prefix)
+    }
+    encoder = {name.removeprefix(prefix): value for name, value in trained.items() if name.startswith(prefix)}
+    with torch.no_grad():
+        flat = flat_embeddings(encoder).contiguous()
+    _save_config(model, folder)
+    _write(folder / WEIGHTS, to_bytes({"prompt_embeddings": flat}, metadata={"format": "pt"}))
+    if set(trained) != {f"{prefix}embedding.weight"}:
+        _write(folder / TRAINED, to_bytes(trained, metadata={"format": "pt"}))
+
+
+def _write(path: Path, content: bytes) -> None:
+    with files.atomic_write(path, binary=True) as handle:
+        handle.write(content)
+
+
+def _module_name(model: "PreTrainedModel") -> str:
+    """Return the prefix of the encoder's parameter names in `model.state_dict()`, with its dot."""
+    from cmexam_tune.models.prefix import encoder_of
+
+    encoder = encoder_of(model)
+    return next(f"{name}." for name, module in model.named_modules() if module is encoder)
+
+
+def _save_config(model: "PreTrainedModel", folder: Path) -> None:
+    """Write PEFT's adapter_config.json."""
+    from peft import PrefixTuningConfig
+
+    from cmexam_tune.models.prefix import encoder_of
+
+    encoder: Any = encoder_of(model)
+    shape = encoder.shape
+    tasks = {"ForCausalLM": "CAUSAL_LM", "ForConditionalGeneration": "CAUSAL_LM", "Classification": "SEQ_CLS"}
+    kind: Any = PrefixTuningConfig
+    config = kind(
+        task_type=next((task for end, task in tasks.items() if type(model).__name__.endswith(end)), None),
+        base_model_name_or_path=model.config.name_or_path,
+        num_virtual_tokens=shape.tokens,
+        num_layers=shape.layers,
+        num_attention_heads=shape.kv_heads,
+        token_dim=shape.token_dim,
+        num_transformer_submodules=1,
+        prefix_projection=encoder.trans is not None,
+        encoder_hidden_size=None if encoder.trans is None else encoder.trans[0].out_features,
+    )
+    config.inference_mode = True
+    config.save_pretrained(str(folder))
+
+
+def load(model: "PreTrainedModel", folder: Path) -> None:
+    """Read what `save` wrote (or a PEFT prefix adapter without projection) into a model that `attach` returned.
+
+    Raises:
+        UserError: files are missing, or the sizes differ from those of `tuning` and of the model.
+    """
+    from safetensors.torch import load_file
+
+    from cmexam_tune.models.prefix import copy_state, encoder_of
+
+    if (folder / TRAINED).exists():
+        parameters = dict(model.named_parameters())
+        copy_state({**parameters}, load_file(folder / TRAINED), folder / TRAINED)
+        return
+    path = files.check_input(folder / WEIGHTS, "adapter file")
+    encoder = encoder_of(model)
+    if encoder.trans is not None:
+        raise UserError(f"{path}: holds a prefix without its projection. Set tuning.prefix_projection=false.")
+    stored = load_file(path)
+    if "prompt_embeddings" not in stored:
+        raise UserError(f"{path}: no tensor 'prompt_embeddings' in it: this is not a prefix-tuning adapter.")
+    copy_state({"prompt_embeddings": encoder.embedding.weight}, stored, path)

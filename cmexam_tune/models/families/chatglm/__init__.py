@@ -1,0 +1,130 @@
+"""ChatGLM-6B, ChatGLM2-6B, ChatGLM3-6B and GLM-4 on current transformers, without remote code.
+
+`load_model` and `load_tokenizer` are public; the rest is the family's part of training and prediction.
+"""
+
+import functools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from cmexam_tune import prompts
+from cmexam_tune.config import Config, ModelConfig, PromptConfig
+from cmexam_tune.core.errors import ConfigError, UserError
+from cmexam_tune.core.schema import Prediction, Question
+from cmexam_tune.models import causal, checkpoint
+from cmexam_tune.models.causal import Codec
+from cmexam_tune.models.families import Loaded, llama
+from cmexam_tune.models.families.chatglm.configuration import find_file
+from cmexam_tune.models.families.chatglm.loading import load_model, load_tokenizer, read_model
+from cmexam_tune.models.families.chatglm.prefix import attach_authors_prefix
+from cmexam_tune.models.families.chatglm.tokenization import ChatGLM2Tokenizer, ChatGLMTokenizer, SentencePieceTokenizer
+from cmexam_tune.models.features import Encoded, Ids
+from cmexam_tune.models.generation.decoder import Decoder
+from cmexam_tune.prompts import Dialogue
+
+__all__ = ["answer", "collate", "encode", "load", "load_model", "load_tokenizer"]
+
+task: Literal["generate"] = "generate"
+lora_targets: tuple[str, ...] = ("query_key_value",)
+prefix_shifts_positions = False
+
+
+def load(model: ModelConfig, questions: Iterable[Question] | None = None, device: str = "cpu") -> Loaded:
+    """Load a ChatGLM, or a GLM-4 in transformers' own layout.
+
+    `model.adapter_name_or_path` is a PEFT adapter, which is merged, or a P-tuning checkpoint of the ChatGLM authors,
+    which is put in front (for prediction).
+
+    Raises:
+        UserError: the path does not exist, or holds another architecture or a damaged model.
+    """
+    if model.head is not None:
+        raise ConfigError(f"model.head={model.head}: family {model.family} writes its answers and has no head.")
+    kind = checkpoint.raw_config(model).get("model_type")
+    if kind in ("glm", "glm4"):
+        return llama.load(model, questions, device)
+    place = checkpoint.location(model)
+    decoder = read_model(model, device)
+    tokenizer: PreTrainedTokenizerBase
+    # GLM-4 in the remote-code layout brings no sentencepiece model.
+    glm4 = find_file(place, "tokenizer.json", model.revision) is not None
+    tokenizer = checkpoint.read_tokenizer(model) if glm4 else load_tokenizer(place, revision=model.revision)
+    rows = int(decoder.config.vocab_size)
+    if len(tokenizer) > rows:
+        raise UserError(f"{place}: {len(tokenizer)} tokens, but {rows} embeddings: they belong to different releases.")
+    if model.adapter_name_or_path is not None:
+        if (Path(model.adapter_name_or_path).expanduser() / "adapter_config.json").is_file():
+            # Beside an adapter `export` puts the release's own tokenizer, which AutoTokenizer takes for another kind.
+            decoder, tokenizer = llama.merge_adapter(decoder, tokenizer, model, words=glm4)
+        else:
+            decoder = attach_authors_prefix(decoder, Path(model.adapter_name_or_path).expanduser())
+    if isinstance(tokenizer, ChatGLM2Tokenizer):
+        decoder.generation_config.eos_token_id = tokenizer.stop_ids
+    decoder.config.use_cache = False
+    decoder.generation_config.use_cache = True
+    return Loaded(decoder, tokenizer)
+
+
+def codec(tokenizer: PreTrainedTokenizerBase, prompt: PromptConfig, model: ModelConfig) -> Codec:
+    """Return how this release is asked: `auto` is its own rounds or roles; GLM-4 has a chat template."""
+    if isinstance(tokenizer, ChatGLM2Tokenizer) and tokenizer.glm_version >= 3 and prompt.template == "auto":
+        # ChatGLM3 opens its turn with an empty line of metadata, which it is trained to write.
+        lead: Ids = tokenizer.text_ids(["\n"])[0]
+        sources = functools.partial(_role_ids, tokenizer)
+        return Codec(sources, functools.partial(_target_ids, tokenizer, lead), lead)
+    if isinstance(tokenizer, ChatGLMTokenizer):
+        return _rounds(tokenizer, prompt, "chatglm", lead=[int(tokenizer.bos_token_id)])
+    if isinstance(tokenizer, ChatGLM2Tokenizer):
+        return _rounds(tokenizer, prompt, "chatglm2", lead=[])
+    return llama.codec(tokenizer, prompt, model)
+
+
+def _rounds(tokenizer: SentencePieceTokenizer, prompt: PromptConfig, own: str, lead: Ids) -> Codec:
+    """Return the codec of a wrapper of text, the release's `own` unless the prompt names another."""
+    template = prompts.template(own if prompt.template == "auto" else prompt.template)
+
+    def sources(dialogues: Sequence[Dialogue]) -> list[Ids]:
+        rows = tokenizer.text_ids([template.text(dialogue) for dialogue in dialogues])
+        # `lead` stands in front of the completion.
+        return [row[: len(row) - len(lead)] for row in map(tokenizer.build_inputs_with_special_tokens, rows)]
+
+    targets = functools.partial(_target_ids, tokenizer, lead)
+    return Codec(sources, targets, lead, stop=template.stop, remembers=template.remembers)
+
+
+def _role_ids(tokenizer: ChatGLM2Tokenizer, dialogues: Sequence[Dialogue]) -> list[Ids]:
+    """Return ChatGLM3's messages as ids: role token, a line of metadata, content."""
+    rows = []
+    for dialogue in dialogues:
+        messages = [tokenizer.build_single_message(m["role"], "", m["content"]) for m in dialogue.messages()]
+        ids = [token for message in messages for token in message] + [tokenizer.special_ids["<|assistant|>"]]
+        rows.append(tokenizer.build_inputs_with_special_tokens(ids))
+    return rows
+
+
+def _target_ids(tokenizer: SentencePieceTokenizer, lead: Ids, texts: Sequence[str]) -> list[Ids]:
+    return [[*lead, *row, int(tokenizer.eos_token_id)] for row in tokenizer.text_ids(texts)]
+
+
+def encode(loaded: Loaded, questions: Sequence[Question], prompt: PromptConfig, model: ModelConfig) -> Encoded:
+    """Return training rows in the originals' layouts; see `causal.encode`."""
+    return causal.encode(codec(loaded.tokenizer, prompt, model), questions, prompt)
+
+
+def collate(loaded: Loaded, groups: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, torch.Tensor]:
+    """Return one batch; see `causal.collate`."""
+    return causal.collate(loaded, groups)
+
+
+def decoder(loaded: Loaded, config: Config) -> Decoder:
+    """Return what lets the model write."""
+    return Decoder(codec(loaded.tokenizer, config.prompt, config.model), loaded, config)
+
+
+def answer(loaded: Loaded, questions: Sequence[Question], config: Config) -> Iterator[Prediction]:
+    """Yield one prediction for each question; see `Decoder.answer`."""
+    return decoder(loaded, config).answer(prompts.plainly(questions, config))

@@ -1,0 +1,297 @@
+"""ChatGLM-6B as an ordinary transformers model: prefix-LM attention, two-channel rotary, scaled post-norm residual.
+
+Written from measured facts about the released code, not from it; module names are the checkpoint's keys.
+Why the details are what they are: docs/chatglm.md.
+"""
+
+# transformers annotates its base classes only in part, and reads mutable class attributes.
+# ruff: noqa: RUF012
+# mypy: disable-error-code="no-untyped-call, untyped-decorator, override, misc, arg-type, no-any-return, assignment"
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers import GenerationMixin, PreTrainedModel
+from transformers.cache_utils import Cache, DynamicCache
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils.output_capturing import capture_outputs
+
+from cmexam_tune.models.families.chatglm import _layout
+from cmexam_tune.models.families.chatglm.configuration import ChatGLMConfig
+
+RESIDUAL_SCALE = (2 * 28) ** 0.5
+"""alpha of the residual. The released code takes 28 layers whatever num_layers says."""
+
+
+def rotary_tables(positions: torch.Tensor, dim: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return cosine and sine `[*positions.shape, dim]`, each frequency twice (half-split pairs).
+
+    The frequencies are those that the weights were trained with: rounded to float16. In half precision the angle is
+    rounded to float16 too; bfloat16, in which positions above 256 would collide, uses those same angles.
+    """
+    steps = torch.arange(0, dim, 2, device=positions.device, dtype=torch.float32)
+    frequencies = (1.0 / (10000 ** (steps / dim))).half()
+    exact = torch.float32 if dtype in (torch.float32, torch.float64) else torch.float16
+    # float32 from here on: autocast to bfloat16 refuses to join float16 tensors.
+    angles = (positions[..., None].to(exact) * frequencies.to(exact)).float()
+    angles = torch.cat([angles, angles], dim=-1)
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def rotate(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Turn pairs (j, j + dim/2) of `states` `[b, heads, s, dim]`; tables are `[b, 1, s, dim]`."""
+    left, right = states.chunk(2, dim=-1)
+    return states * cos + torch.cat([-right, left], dim=-1) * sin
+
+
+class ChatGLMAttention(nn.Module):
+    """Self-attention whose qkv rows are grouped by head: q, k, v of head 0, then of head 1, ..."""
+
+    def __init__(self, config: ChatGLMConfig, layer_idx: int) -> None:
+        """Make the attention of block `layer_idx`."""
+        super().__init__()
+        self.config = config
+        self.layer_idx = layer_idx
+        self.heads = config.num_attention_heads
+        self.head_dim = config.hidden_size // config.num_attention_heads
+        self.is_causal = False
+        self.query_key_value = nn.Linear(config.hidden_size, 3 * config.hidden_size)
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        tables: tuple[torch.Tensor, torch.Tensor],
+        attention_mask: torch.Tensor | None,
+        past_key_values: Cache | None = None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Attend; `tables` are cosine and sine `[b, 1, s, head_dim]`, the mask is True where visible."""
+        batch, length, width = hidden_states.shape
+        mixed = self.query_key_value(hidden_states).view(batch, length, self.heads, 3 * self.head_dim).transpose(1, 2)
+        query, key, value = mixed.chunk(3, dim=-1)
+        query, key = self.turn(query, tables), self.turn(key, tables)
+        if past_key_values is not None:
+            key, value = past_key_values.update(key, value, self.layer_idx)
+        # The released code divides scores by layer + 1 and multiplies them back in float32: nothing remains of it here.
+        attend: Callable[..., tuple[torch.Tensor, torch.Tensor | None]] = ALL_ATTENTION_FUNCTIONS.get_interface(
+            self.config._attn_implementation, sdpa_attention_forward
+        )
+        output, weights = attend(
+            self, query, key, value, attention_mask, dropout=0.0, scaling=self.head_dim**-0.5, **kwargs
+        )
+        return self.dense(output.reshape(batch, length, width)), weights
+
+    def turn(self, states: torch.Tensor, tables: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        """Rotate the first half of the head by channel 0 of the positions and the second half by channel 1."""
+        cos, sin = tables
+        if not self.config.position_encoding_2d:
+            return rotate(states, cos, sin)
+        parts = (part.chunk(2, dim=-1) for part in (states, cos, sin))
+        return torch.cat([rotate(*half) for half in zip(*parts, strict=True)], dim=-1)
+
+
+class ChatGLMMLP(nn.Module):
+    """Linear, GELU in its tanh form, linear."""
+
+    def __init__(self, config: ChatGLMConfig) -> None:
+        """Make the two layers."""
+        super().__init__()
+        self.dense_h_to_4h = nn.Linear(config.hidden_size, config.inner_hidden_size)
+        self.dense_4h_to_h = nn.Linear(config.inner_hidden_size, config.hidden_size)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Return `[b, s, hidden]`."""
+        inner = functional.gelu(self.dense_h_to_4h(hidden_states), approximate="tanh")
+        return self.dense_4h_to_h(inner)
+
+
+class ChatGLMBlock(GradientCheckpointingLayer):
+    """The residual carries the normalised tensor, scaled."""
+
+    def __init__(self, config: ChatGLMConfig, layer_idx: int) -> None:
+        """Make block `layer_idx`."""
+        super().__init__()
+        self.input_layernorm = nn.LayerNorm(config.hidden_size, eps=config.layernorm_epsilon)
+        self.attention = ChatGLMAttention(config, layer_idx)
+        self.post_attention_layernorm = nn.LayerNorm(config.hidden_size, eps=config.layernorm_epsilon)
+        self.mlp = ChatGLMMLP(config)
+
+    def forward(self, hidden_states: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        """Return `[b, s, hidden]`."""
+        normed = self.input_layernorm(hidden_states)
+        attended, _ = self.attention(normed, **kwargs)
+        normed = self.post_attention_layernorm(RESIDUAL_SCALE * normed + attended)
+        return RESIDUAL_SCALE * normed + self.mlp(normed)
+
+
+class ChatGLMPreTrainedModel(PreTrainedModel):
+    """What transformers needs to know."""
+
+    config_class = ChatGLMConfig
+    base_model_prefix = "transformer"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["ChatGLMBlock"]
+    _skip_keys_device_placement = ["past_key_values"]
+    _supports_sdpa = True
+    _supports_attention_backend = True
+    _can_record_outputs = {"hidden_states": ChatGLMBlock, "attentions": ChatGLMAttention}
+    # The tables are computed; a P-tuning checkpoint of the older trainer holds the whole model and a prefix.
+    _keys_to_ignore_on_load_unexpected = [r"inv_freq$", r"^transformer\.prefix_encoder\."]
+
+
+class ChatGLMModel(ChatGLMPreTrainedModel):
+    """Embedding, blocks and the final norm."""
+
+    def __init__(self, config: ChatGLMConfig) -> None:
+        """Make an untrained model."""
+        super().__init__(config)
+        self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(ChatGLMBlock(config, i) for i in range(config.num_layers))
+        self.final_layernorm = nn.LayerNorm(config.hidden_size, eps=config.layernorm_epsilon)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        """Return the embedding."""
+        return self.word_embeddings
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Replace the embedding."""
+        self.word_embeddings = value
+
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPast:
+        """Return hidden states `[b, s, hidden]`; the arguments are those of `ChatGLMForCausalLM.forward`."""
+        use_cache = self.config.use_cache if use_cache is None else use_cache
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache(config=self.config)
+        seen = 0 if past_key_values is None else past_key_values.get_seq_length()
+        hidden_states = self.word_embeddings(input_ids) if inputs_embeds is None else inputs_embeds
+        positions, visible = _layout.resolve(
+            self.config, input_ids, attention_mask, position_ids, seen, hidden_states.shape[1]
+        )
+        tables = self.tables(positions, hidden_states.dtype)
+        for block in self.layers:
+            hidden_states = block(
+                hidden_states, tables=tables, attention_mask=visible, past_key_values=past_key_values, **kwargs
+            )
+        return BaseModelOutputWithPast(self.final_layernorm(hidden_states), past_key_values)
+
+    def tables(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return cosine and sine `[b, 1, s, head_dim]` for `positions` `[b, 2, s]` (or `[b, s]` where not 2D)."""
+        head_dim = self.config.hidden_size // self.config.num_attention_heads
+        if not self.config.position_encoding_2d:
+            plain = positions[:, 0] if positions.ndim == 3 else positions
+            cos, sin = rotary_tables(plain, head_dim, dtype)
+            return cos[:, None], sin[:, None]
+        cos, sin = rotary_tables(positions, head_dim // 2, dtype)
+        return torch.cat(cos.unbind(1), dim=-1)[:, None], torch.cat(sin.unbind(1), dim=-1)[:, None]
+
+
+class ChatGLMForCausalLM(ChatGLMPreTrainedModel, GenerationMixin):
+    """ChatGLM-6B with its head, tied to the embedding."""
+
+    _tied_weights_keys = {"lm_head.weight": "transformer.word_embeddings.weight"}
+
+    def __init__(self, config: ChatGLMConfig) -> None:
+        """Make an untrained model."""
+        super().__init__(config)
+        self.transformer = ChatGLMModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def get_output_embeddings(self) -> nn.Module:
+        """Return the head."""
+        return self.lm_head
+
+    def set_output_embeddings(self, value: nn.Module) -> None:
+        """Replace the head."""
+        self.lm_head = value
+
+    def tie_weights(self, missing_keys: set[str] | None = None, recompute_mapping: bool = True) -> None:
+        """Tie the head to the embedding even where the checkpoint has another head, as the released code did."""
+        if missing_keys is not None and self.config.tie_word_embeddings:
+            missing_keys.add("lm_head.weight")
+        super().tie_weights(missing_keys=missing_keys, recompute_mapping=recompute_mapping)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
+        """Return logits, and the mean loss where there are labels.
+
+        Args:
+            input_ids: `[b, s]`; each row (packed: each question) holds `[gMASK]` or `[MASK]`, and `<sop>` once.
+            attention_mask: `[b, s]`, 0 on padding at either end; or the original's `[b, 1, s, s]`, True = hidden.
+                None: every token counts, padding too, as the original does with bare ids.
+            position_ids: `[b, 2, s]` as the original's; or `[b, s]` that start again at 0 with every packed question.
+            past_key_values: cache.
+            inputs_embeds: instead of ids; needs the original's mask and positions.
+            labels: `[b, s]`, -100 where there is no loss; shifted here.
+            use_cache: default: the config's.
+            logits_to_keep: only so many last positions, or these positions; 0: all.
+            kwargs: for the attention and the loss.
+
+        Raises:
+            UserError: a row without `<sop>` or mask token.
+            ValueError: a continuation without positions.
+        """
+        outputs = self.transformer(
+            input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids,
+            past_key_values=past_key_values, inputs_embeds=inputs_embeds, use_cache=use_cache, **kwargs,
+        )  # fmt: skip
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(outputs.last_hidden_state[:, kept])
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+        return CausalLMOutputWithPast(loss, logits, outputs.past_key_values, outputs.hidden_states, outputs.attentions)
+
+    reads_both_ways = True
+    """The keys of a context depend on all of it, so prompts cannot share those of their beginning."""
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """Generate as every transformers model; the original's `[b, 1, s, s]` mask is accepted too."""
+        mask = kwargs.get("attention_mask")
+        if mask is not None and mask.ndim == 4:
+            kwargs["attention_mask"] = _layout.real_tokens(mask).long()
+        # They are computed for every step, see prepare_inputs_for_generation.
+        kwargs.pop("position_ids", None)
+        return super().generate(*args, **kwargs)
+
+    def _prepare_attention_mask_for_generation(self, inputs_tensor: torch.Tensor, *args: Any) -> torch.Tensor:
+        # As in the original, padding is only what a mask says: bare ids are all tokens.
+        return torch.ones(inputs_tensor.shape[:2], dtype=torch.long, device=inputs_tensor.device)
+
+    def prepare_inputs_for_generation(self, input_ids: torch.Tensor, **kwargs: Any) -> dict[str, Any]:
+        """Add the positions of the tokens that are fed; they depend on the whole row, so beams may change places."""
+        mask = kwargs.get("attention_mask")
+        kwargs.pop("position_ids", None)
+        inputs: dict[str, Any] = super().prepare_inputs_for_generation(input_ids, **kwargs)
+        positions = _layout.positions(self.config, input_ids, mask)
+        inputs["position_ids"] = positions[..., -inputs["input_ids"].shape[1] :]
+        return inputs

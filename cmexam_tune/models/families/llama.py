@@ -1,0 +1,175 @@
+"""Decoders that transformers loads by itself: LLaMA, Alpaca, Vicuna, Huatuo, Qwen, Baichuan2, InternLM2, GLM-4, ..."""
+
+import functools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from jinja2 import TemplateError
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
+from transformers.utils.generic import is_flash_attention_requested
+
+from cmexam_tune import prompts
+from cmexam_tune.config import Config, ModelConfig, PromptConfig
+from cmexam_tune.core.errors import ConfigError, UserError, first_line
+from cmexam_tune.core.schema import Prediction, Question
+from cmexam_tune.evaluation.answer_parsing import THINK
+from cmexam_tune.models import causal, checkpoint, checkpoint_validation
+from cmexam_tune.models.causal import Codec
+from cmexam_tune.models.families import Loaded
+from cmexam_tune.models.features import Encoded, Ids
+from cmexam_tune.models.generation.decoder import Decoder
+from cmexam_tune.prompts import Dialogue
+
+task: Literal["generate"] = "generate"
+lora_targets: tuple[str, ...] = ("q_proj", "v_proj")
+prefix_shifts_positions = True
+
+
+def load(model: ModelConfig, questions: Iterable[Question] | None = None, device: str = "cpu") -> Loaded:
+    """Load a decoder; an adapter in `model.adapter_name_or_path` is merged into it.
+
+    Raises:
+        UserError: the path does not exist, or holds an encoder, an encoder-decoder or a damaged model.
+    """
+    if model.head is not None:
+        raise ConfigError(f"model.head={model.head}: family {model.family} writes its answers and has no head.")
+    config = checkpoint.read_config(model)
+    kind, name = config.model_type, model.model_name_or_path
+    if config.is_encoder_decoder:
+        raise UserError(f"{name}: is an encoder-decoder ({kind}); family llama needs a decoder.")
+    if kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not getattr(config, "is_decoder", False):
+        raise UserError(f"{name}: is an encoder ({kind}). Set model.family=bert, or name a decoder.")
+    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not model.trust_remote_code:
+        raise UserError(f"{name}: transformers has no text-generating model for type {kind!r}.")
+    decoder = checkpoint.read_weights(AutoModelForCausalLM, model, config, device)
+    tokenizer = checkpoint.read_tokenizer(model)
+    if model.adapter_name_or_path is not None:
+        decoder, tokenizer = merge_adapter(decoder, tokenizer, model)
+    if tokenizer.eos_token_id is None:
+        raise UserError(f"{name}: its tokenizer has no EOS token, so answers would never end. Set eos_token in it.")
+    # With a cache transformers does not look for packed rows; generate asks for one by its own config.
+    decoder.config.use_cache = False
+    decoder.generation_config.use_cache = True
+    return Loaded(decoder, tokenizer)
+
+
+def merge_adapter(
+    decoder: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, model: ModelConfig, words: bool = True
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Merge the PEFT adapter `model.adapter_name_or_path` into a decoder.
+
+    An adapter that brings a tokenizer with more words (Chinese-Alpaca) replaces the base's, if `words`.
+
+    Raises:
+        UserError: no adapter there, or one that does not fit this model.
+    """
+    folder = str(Path(model.adapter_name_or_path or "").expanduser())
+    here = Path(folder)
+    embeddings: Any = decoder.get_input_embeddings()
+    if (here.is_dir() or folder.count("/") != 1) and not (here / "adapter_config.json").is_file():
+        raise UserError(f"model.adapter_name_or_path={folder}: holds no adapter_config.json, so it is no PEFT adapter.")
+    if here.is_dir():
+        checkpoint_validation.check(here)
+    if words and here.is_dir() and any((here / file).is_file() for file in ("tokenizer.json", "tokenizer.model")):
+        tokenizer = checkpoint.read_tokenizer(model, folder)
+        if len(tokenizer) > embeddings.num_embeddings:
+            decoder.resize_token_embeddings(len(tokenizer))
+    try:
+        merged: PreTrainedModel = PeftModel.from_pretrained(decoder, folder).merge_and_unload(safe_merge=True)
+    except checkpoint.LOADING as error:
+        raise UserError(
+            f"model.adapter_name_or_path={folder}: cannot be merged into {model.model_name_or_path} "
+            f"({first_line(error)})."
+        ) from None
+    return merged, tokenizer
+
+
+def codec(tokenizer: PreTrainedTokenizerBase, prompt: PromptConfig, model: ModelConfig) -> Codec:
+    """Return how a model with this tokenizer is asked: `auto` is its chat template if it has one, else no wrapper."""
+    targets = functools.partial(target_ids, tokenizer)
+    if prompt.template == "auto" and tokenizer.chat_template:
+        sources = functools.partial(chat_ids, tokenizer, model.chat_template_kwargs)
+        return Codec(sources, targets, thinks=_thinks(tokenizer, model))
+    if model.chat_template_kwargs:
+        raise ConfigError(
+            f"model.chat_template_kwargs: {model.model_name_or_path} has no chat template, or prompt.template="
+            f"{prompt.template} replaces it. Leave them out."
+        )
+    template = prompts.template("none" if prompt.template == "auto" else prompt.template)
+    return Codec(
+        lambda dialogues: source_ids(tokenizer, [template.text(dialogue) for dialogue in dialogues]),
+        targets,
+        stop=template.stop,
+        remembers=template.remembers,
+    )
+
+
+def chat_ids(
+    tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any], dialogues: Sequence[Dialogue]
+) -> list[Ids]:
+    """Return prompts as ids, in the model's chat template.
+
+    Raises:
+        UserError: the template refuses the dialogue (a system text, for example) or its arguments.
+    """
+    try:
+        wrapped: Any = tokenizer.apply_chat_template(
+            [dialogue.messages() for dialogue in dialogues], tokenize=False, add_generation_prompt=True, **arguments
+        )
+    except (TemplateError, TypeError, ValueError) as error:
+        raise UserError(f"the model's chat template cannot be filled ({first_line(error)}).") from None
+    rows: list[Ids] = tokenizer(wrapped, add_special_tokens=False)["input_ids"]
+    return rows
+
+
+def _thinks(tokenizer: PreTrainedTokenizerBase, model: ModelConfig) -> bool:
+    """Return whether the template opens the model's thinking, so that its output only closes it."""
+    (ids,) = chat_ids(tokenizer, model.chat_template_kwargs, [Dialogue("?")])
+    return str(tokenizer.decode(ids)).rstrip().endswith(THINK)
+
+
+def source_ids(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[Ids]:
+    """Return prompts as ids, with what the tokenizer puts in front and without EOS."""
+    rows: list[Ids] = tokenizer(texts)["input_ids"]
+    return [row[:-1] if row and row[-1] == tokenizer.eos_token_id else row for row in rows]
+
+
+def target_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[Ids]:
+    """Return completions as ids with EOS, tokenised apart from the prompt so that no token spans the boundary."""
+    rows: list[Ids] = tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+    return [[*row, int(tokenizer.eos_token_id)] for row in rows]
+
+
+def encode(loaded: Loaded, questions: Sequence[Question], prompt: PromptConfig, model: ModelConfig) -> Encoded:
+    """Return training rows; see `causal.encode`."""
+    return causal.encode(codec(loaded.tokenizer, prompt, model), questions, prompt)
+
+
+def collate(loaded: Loaded, groups: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, torch.Tensor]:
+    """Return one batch; see `causal.collate`.
+
+    Without `attention_mask`: padding is on the right, where causal attention never looks, and carries no label. With a
+    mask transformers leaves the fast causal kernels and repeats the key and value heads.
+
+    For FlashAttention everything becomes one row [1, tokens] without padding: transformers then finds the questions by
+    their `position_ids` and runs the kernel for rows of different lengths. In several rows it would not look for them.
+    """
+    if is_flash_attention_requested(loaded.model.config):
+        groups = [[row for group in groups for row in group]]
+    batch = causal.collate(loaded, groups)
+    batch.pop("attention_mask", None)
+    return batch
+
+
+def decoder(loaded: Loaded, config: Config) -> Decoder:
+    """Return what lets the model write."""
+    return Decoder(codec(loaded.tokenizer, config.prompt, config.model), loaded, config)
+
+
+def answer(loaded: Loaded, questions: Sequence[Question], config: Config) -> Iterator[Prediction]:
+    """Yield one prediction for each question; see `Decoder.answer`."""
+    return decoder(loaded, config).answer(prompts.plainly(questions, config))

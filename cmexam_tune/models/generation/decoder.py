@@ -1,0 +1,316 @@
+"""Three ways in which a decoder answers: free text, only legal answers, the most probable legal answer."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from peft import PeftModel
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    StoppingCriteriaList,
+)
+
+from cmexam_tune import prompts
+from cmexam_tune.config import Config
+from cmexam_tune.core.errors import ConfigError
+from cmexam_tune.core.schema import Prediction, Question
+from cmexam_tune.evaluation import answer_parsing
+from cmexam_tune.evaluation.answer_parsing import THINK, THOUGHT, letter_sets
+from cmexam_tune.models import Loaded, features
+from cmexam_tune.models.causal import Codec, left_padded
+from cmexam_tune.models.features import Ids
+from cmexam_tune.models.generation import (
+    allowed_answers,
+    kv_cache,
+    sampling,
+    stopping,
+)
+from cmexam_tune.models.generation.items import (
+    Batch,
+    Finish,
+    Item,
+    Reading,
+    Written,
+    batches,
+)
+from cmexam_tune.models.generation.prefill import Reader, Start
+from cmexam_tune.models.generation.streaming import Watch, Watching, within
+from cmexam_tune.models.precision import inference
+from cmexam_tune.prompts import Asked, Dialogue
+
+BLANK = "…"
+"""Stands for stem and options in the prompt that prior normalisation compares with."""
+
+
+class Decoder:
+    """A model that writes, bound to its tokens and to a configuration."""
+
+    def __init__(self, codec: Codec, loaded: Loaded, config: Config) -> None:
+        """Bind; nothing is computed."""
+        self.codec, self.tokenizer, self.config = codec, loaded.tokenizer, config
+        # transformers' model itself; PEFT's layers stay inside it.
+        self.model: Any = loaded.model.get_base_model() if isinstance(loaded.model, PeftModel) else loaded.model
+        self.pad = int(self.tokenizer.pad_token_id or 0)
+        self.stopping: list[Any] = []
+        """More of transformers' stopping criteria, for `write`."""
+        self.watches: dict[str, Watch] = {}
+        """Id of a question -> what `write` tells about it while it is answered; not with beams."""
+        self._priors: dict[str, dict[str, float]] = {}
+        self._examples: dict[Any, int] = {}
+
+    def in_force(self) -> dict[str, Any]:
+        """Return how is decoded, whatever decided it: for the note beside the predictions."""
+        found = {
+            "dtype": str(self.model.dtype).removeprefix("torch."),
+            "attention": self.model.config._attn_implementation,
+            "lora_merged": not any(".lora_A." in name for name, _ in self.model.named_parameters()),
+            "stop": list(self.codec.stop),
+        }
+        if self.config.generation.mode != "generate":
+            return found
+        chosen = stopping.settings(self.model, self.tokenizer, self.config).to_diff_dict()
+        return {**found, **{key: value for key, value in chosen.items() if key != "transformers_version"}}
+
+    def answer(self, asked: Sequence[Asked]) -> Iterator[Prediction]:
+        """Yield a prediction for each question in the way that `generation.mode` names, longest prompts first.
+
+        Raises:
+            ConfigError: a mode that needs letters with a style that writes none, or unusable generation settings.
+        """
+        if self.config.generation.mode == "generate":
+            for written in self.write(asked):
+                yield read(written)
+        elif self.config.generation.mode == "constrained":
+            for item, letters in self.constrained(asked):
+                yield self._legal(item.question, letters)
+        else:
+            for item, scores in self._normalised(asked):
+                yield self._legal(item.question, max(scores, key=scores.__getitem__))
+
+    def ask(self, asked: Sequence[Asked]) -> list[Item]:
+        """Return the prompts as ids, their stems cut to `prompt.max_source_length`, which examples are not counted in.
+
+        A question whose options alone exceed the limit is asked all the same, without its stem: nothing is left out.
+        """
+        by_id = {item.question.id: item for item in asked}
+        system = self.config.prompt.system
+
+        def tokenize(some: list[Question]) -> list[tuple[Ids, int]]:
+            dialogues = [by_id[question.id].dialogue(question) for question in some]
+            dialogues = [d if d.system is not None else d._replace(system=system) for d in dialogues]
+            rows = self.codec.sources(dialogues)
+            return [(row, len(row) - self._of_examples(d)) for row, d in zip(rows, dialogues, strict=True)]
+
+        sources = features.fit_stems(
+            [item.question for item in asked], tokenize, self.config.prompt.max_source_length, lambda sized: sized[1]
+        )
+        return [Item(item, ids) for item, (ids, _) in zip(asked, sources.ids, strict=True)]
+
+    def _of_examples(self, dialogue: Dialogue) -> int:
+        """Return how many tokens of a prompt are its examples.
+
+        Raises:
+            ConfigError: more than the model has positions for.
+        """
+        if not dialogue.examples:
+            return 0
+        key = dialogue.examples, dialogue.system
+        if key not in self._examples:
+            whole, bare = self.codec.sources([dialogue, dialogue._replace(examples=())])
+            self._examples[key] = len(whole) - len(bare)
+            positions, needed = getattr(self.model.config, "max_position_embeddings", None), len(whole)
+            if self.config.generation.mode == "generate":
+                needed += self.config.generation.arguments.get("max_new_tokens", stopping.room(self.config))
+            if positions is not None and needed > positions:
+                raise ConfigError(
+                    f"prompt.shots={self.config.prompt.shots}: a prompt with its answer takes {needed} tokens, this "
+                    f"model has {positions} positions. Use fewer."
+                )
+        return self._examples[key]
+
+    def write(self, asked: Sequence[Asked]) -> Iterator[Written]:
+        """Let the model write, up to its EOS, a stop string of the template or `max_new_tokens`."""
+        chosen, shaping = sampling.split(stopping.settings(self.model, self.tokenizer, self.config))
+        ends = stopping.end_ids(chosen)
+        for batch in self._batches(self.ask(asked)):
+            rows = [item.ids + self.codec.lead for item in batch.items]
+            width = max(len(row) for row in rows)
+            keys = [item.question.id for item in batch.items]
+            watches = [self.watches.get(key) for key in keys]
+            watching = Watching(watches, width, lambda ids: self._text(ids, ends), self._spell)
+            stops: list[Any] = [watching.after, *self.stopping, *self._stops(width, chosen)]
+            looks: list[Any] = [] if shaping is None else [sampling.Draw(shaping, keys, self.config.generation.seed)]
+            looks = [watching.before, *looks]
+            new = self._generate(rows, chosen, batch.start, logits_processor=looks, stopping_criteria=stops)
+            for item, row, ids, watch in zip(batch.items, rows, new, watches, strict=True):
+                end, text = stopping.end_of(ids, ends), self._text(ids, ends)
+                stop = min((at for stop in self.codec.stop if (at := text.find(stop)) >= 0), default=None)
+                finish: Finish = "length" if end is None and stop is None else "stop"
+                logs = () if watch is None else within(watch.tokens[:end], stop)
+                yield Written(item.asked, text[:stop], len(row), len(ids) if end is None else end + 1, finish, logs)
+
+    def _text(self, ids: Ids, ends: set[int]) -> str:
+        ids = ids[: stopping.end_of(ids, ends)]
+        text = self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return THINK * self.codec.thinks + str(text)
+
+    def _spell(self, token: int) -> str:
+        return str(self.tokenizer.decode([token]))
+
+    def _stops(self, width: int, chosen: GenerationConfig) -> list[Any]:
+        """Return what ends a row beside EOS; `chosen` gets the room that thinking needs."""
+        stops: list[Any] = [stopping.StopText(self.tokenizer, self.codec.stop, width)] if self.codec.stop else []
+        if thinking := self.config.generation.thinking_tokens:
+            end: Ids = self.tokenizer(THOUGHT, add_special_tokens=False)["input_ids"]
+            most = stopping.settings(self.model, self.tokenizer, self.config).max_new_tokens
+            stops.append(stopping.Budget(end, width, thinking, most))
+            chosen.max_new_tokens = thinking + len(end) + most
+        return stops
+
+    def constrained(self, asked: Sequence[Asked]) -> Iterator[tuple[Item, str]]:
+        """Let the model write only legal answers: the style's words, then letters of the question in order."""
+        for batch, leads, roots in self._trees(self.ask(asked)):
+            rows = [item.ids + self.codec.lead + lead for item, lead in zip(batch.items, leads, strict=True)]
+            width = max(len(row) for row in rows)
+            chosen = GenerationConfig(
+                do_sample=False, use_cache=True, max_new_tokens=max(root.depth for root in roots), pad_token_id=self.pad
+            )  # type: ignore[no-untyped-call]
+            new = self._generate(
+                rows,
+                chosen,
+                batch.start,
+                logits_processor=[stopping.OnlyLegal(roots, width)],
+                stopping_criteria=[stopping.AtLeaf(roots, width)],
+            )
+            for item, root, ids in zip(batch.items, roots, new, strict=True):
+                yield item, str(allowed_answers.walk(root, ids).letters)
+
+    def likelihoods(self, asked: Sequence[Asked], whole: bool = True) -> Iterator[tuple[Item, dict[str, float]]]:
+        """Yield each question with the log-probability of each of its legal answers, summed over the answer's tokens.
+
+        Without `whole` the tokens that all answers of a question start with are left out of the sums, which saves the
+        output layer at these tokens.
+        """
+        for reading in self._readings(self.ask(asked), whole):
+            with inference(self.model):
+                scores = allowed_answers.totals(reading.reader, reading.roots, reading.after)
+            for item, start, rest in zip(reading.items, reading.lead, scores, strict=True):
+                yield item, {letters: start + value for letters, value in rest.items()}
+
+    def legal_answers(self, question: Question) -> dict[str, Ids]:
+        """Return letters -> ids of each legal answer, as the style starts its completion.
+
+        Where sets of several letters compete, what ends the letters (the style's next words, or EOS) belongs to the
+        answer: otherwise A would always be at least as probable as AC.
+
+        Raises:
+            ConfigError: the style's completions do not start with the letters.
+        """
+        style = prompts.style_of(self.config.prompt)
+        sets = letter_sets(question, self.config.generation.answer_sets)
+        heads = [prompts.answer_head(question, letters, style) for letters in sets]
+        several = len(sets) > len(question.options)
+        after, field, _ = style.write.partition("{letters}")[2].partition("{")
+        texts = [head + after for head in heads] if several else heads
+        front = len(self.codec.lead)
+        ids = self.codec.targets(texts)
+        ends = several and not field
+        return {letters: row[front:] if ends else row[front:-1] for letters, row in zip(sets, ids, strict=True)}
+
+    def _legal(self, question: Question, letters: str) -> Prediction:
+        return Prediction(
+            question.id, prompts.answer_head(question, letters, prompts.style_of(self.config.prompt)), letters
+        )
+
+    def _normalised(self, asked: Sequence[Asked]) -> Iterator[tuple[Item, dict[str, float]]]:
+        """Yield the scores by which answers are chosen."""
+        by_prior, by_length = (
+            self.config.generation.prior_normalization,
+            self.config.generation.length_normalization,
+        )
+        # What all answers start with matters only to sums that are divided or compared with another prompt's.
+        for item, scores in self.likelihoods(asked, whole=by_prior or by_length):
+            if by_prior:
+                prior = self._prior(item.asked)
+                scores = {letters: value - prior[letters] for letters, value in scores.items()}
+            if by_length:
+                ids = self.legal_answers(item.question)
+                scores = {letters: value / len(ids[letters]) for letters, value in scores.items()}
+            yield item, scores
+
+    def _prior(self, asked: Asked) -> dict[str, float]:
+        """Return the log-probabilities of the answers when stem and options are blank (Zhao et al. 2021)."""
+        question = asked.question
+        blank = replace(question, stem=BLANK, options=dict.fromkeys(question.options, BLANK))
+        key = f"{asked.dialogue(blank)}{question.kind}"
+        if key not in self._priors:
+            ((_, self._priors[key]),) = self.likelihoods([replace(asked, question=blank)])
+        return self._priors[key]
+
+    def _batches(self, items: Sequence[Item], key: Callable[[Item], Any] = lambda item: 0) -> Iterator[Batch]:
+        return batches(self.model, items, self.pad, self.config.generation.batch_size, key)
+
+    def _trees(self, items: Sequence[Item]) -> Iterator[tuple[Batch, list[Ids], list[allowed_answers.Node]]]:
+        """Yield batches with what all legal answers of each row start with, and the tree of the rest of them."""
+        known: dict[str, tuple[Ids, allowed_answers.Node]] = {}
+
+        def kind(item: Item) -> str:
+            """Questions with the same key have the same legal answers."""
+            return " ".join(letter_sets(item.question, self.config.generation.answer_sets))
+
+        for item in items:
+            if (key := kind(item)) not in known:
+                known[key] = allowed_answers.tree(self.legal_answers(item.question))
+        for batch in self._batches(items, kind):
+            leads, roots = zip(*(known[kind(item)] for item in batch.items), strict=True)
+            yield batch, list(leads), list(roots)
+
+    def _readings(self, items: Sequence[Item], whole: bool) -> Iterator[Reading]:
+        for batch, leads, roots in self._trees(items):
+            rows = [item.ids + self.codec.lead + lead for item, lead in zip(batch.items, leads, strict=True)]
+            with inference(self.model):
+                reader = Reader(self.model, rows, self.pad, batch.start)
+                logs = reader.prefill(max(len(lead) for lead in leads) + 1 if whole else 1)
+            sums = [allowed_answers.summed(row, lead) if whole else 0.0 for row, lead in zip(logs, leads, strict=True)]
+            yield Reading(batch.items, reader, roots, logs[:, -1], sums)
+
+    def _generate(
+        self,
+        rows: list[Ids],
+        chosen: GenerationConfig,
+        start: Start | None = None,
+        logits_processor: Sequence[Any] = (),
+        stopping_criteria: Sequence[Any] = (),
+    ) -> list[Ids]:
+        """Return what the model adds to each row.
+
+        While it writes, the checkpoint's own generation settings are put away: transformers would take from them
+        whatever `chosen` leaves open.
+        """
+        ids, mask = left_padded(rows, self.pad, self.model.device, start.ids if start else ())
+        own, self.model.generation_config = self.model.generation_config, chosen
+        try:
+            with stopping.explained(self.config), inference(self.model):
+                past = start.rows(len(rows) * int(chosen.num_beams or 1)) if start else kv_cache.empty(self.model)
+                out = self.model.generate(
+                    input_ids=ids,
+                    attention_mask=mask,
+                    generation_config=chosen,
+                    past_key_values=past if chosen.use_cache else None,
+                    logits_processor=LogitsProcessorList([stopping.Numbers(ids.shape[1]), *logits_processor]),
+                    stopping_criteria=StoppingCriteriaList(stopping_criteria),
+                )
+        finally:
+            self.model.generation_config = own
+        new: list[Ids] = out[:, ids.shape[1] :].tolist()
+        return new
+
+
+def read(written: Written) -> Prediction:
+    """Return what the text says."""
+    question, text = written.asked.question, written.text
+    finish = None if written.finish == "stop" else written.finish
+    return Prediction(
+        question.id, text, answer_parsing.parse(text, question), answer_parsing.split_explanation(text), finish=finish
+    )

@@ -1,5 +1,0 @@
-"""`standard-jieba`: `standard` with BLEU and ROUGE on jieba's words."""
-
-from cmexam_tune.profiles.standard import with_units
-
-PROFILE = with_units("standard-jieba", "jieba", "BLEU and ROUGE on jieba words")

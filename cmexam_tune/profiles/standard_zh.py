@@ -1,5 +1,0 @@
-"""`standard-zh`: `standard` with BLEU and ROUGE on sacreBLEU's Chinese tokens."""
-
-from cmexam_tune.profiles.standard import with_units
-
-PROFILE = with_units("standard-zh", "zh", "BLEU and ROUGE on sacreBLEU's zh tokens")

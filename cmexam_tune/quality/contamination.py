@@ -1,0 +1,104 @@
+"""Questions of one file that are in another: what `check` wrote, and a quick look before training."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from cmexam_tune.core import cli, jsonl
+from cmexam_tune.core.errors import DataError, UserError
+from cmexam_tune.core.normalise import question_text
+from cmexam_tune.evaluation.comparison import Comparison
+from cmexam_tune.evaluation.grading import Graded
+from cmexam_tune.evaluation.subsets import Subset, subset
+from cmexam_tune.quality.errata import doubtful
+from cmexam_tune.quality.findings import Overlap, names_of
+
+SAME = ("exact", "contradiction", "near", "stem")
+"""Reasons for which a question counts as seen; `similar`, `sibling` and `case` ask something else."""
+
+
+def touched(path: str | Path, questions: str | Path) -> tuple[set[str], set[str]]:
+    """Return the ids of a questions file that a file of `check` pairs with another, and the files that it speaks of.
+
+    The file may be either side of the pairs: the tests that were held against, or what was checked.
+
+    Raises:
+        UserError: the file is missing.
+        DataError: a line is no pair.
+    """
+    (name,) = names_of([Path(questions)])
+    ids, files = set[str](), set[str]()
+    for one in _pairs(Path(path)):
+        files |= {one.file, one.other_file}
+        if one.reason in SAME:
+            ids |= {i for i, file in ((one.id, one.file), (one.other_id, one.other_file)) if file == name}
+    return ids, files
+
+
+def subsets(
+    graded: Sequence[Graded], against: Comparison | None, questions: Sequence[str | Path], path: str | Path | None
+) -> tuple[Subset, ...]:
+    """Return the scores with and without what `check` found elsewhere (file `path`) and known errors of the exam.
+
+    Raises:
+        UserError: there is a file of pairs and no file of questions that it could be about.
+    """
+    groups = {f"{name} ({text})": ids for (name, text), ids in doubtful(one.question for one in graded).items()}
+    if path is not None:
+        if len(questions) != 1:
+            raise UserError(f"{path}: pairs are of files, so the questions must be given as one file.")
+        ids, named = touched(path, questions[0])
+        if not ids:
+            cli.note(f"{path}: no pair of {questions[0]}; it is about {', '.join(sorted(named)) or 'nothing'}.")
+        groups = {f"also in the files of {Path(path).name}": ids, **groups}
+    return tuple(subset(name, graded, ids, against) for name, ids in groups.items())
+
+
+def _pairs(path: Path) -> Iterator[Overlap]:
+    if path.is_file() and not path.stat().st_size:
+        return  # no pair was found
+    for line, value in jsonl.read_objects(path):
+        try:
+            yield Overlap(**value)
+        except TypeError:
+            keys = ", ".join(Overlap.__dataclass_fields__)
+            raise DataError(f"{path}:{line}: no pair of `cmexam-tune check` (needed: {keys}).") from None
+
+
+def shared(train: Iterable[str | Path], others: Sequence[str | Path]) -> dict[str, int]:
+    """Return how many questions of each other file are among the training questions, options in any order.
+
+    Only equal ones are found, and the files are only skimmed; `check` finds near ones too.
+    """
+    wanted: dict[int, set[tuple[str, int]]] = {}
+    for path in others:
+        for line, value in jsonl.read_objects(path):
+            if (text := _text(value)) is not None:
+                wanted.setdefault(hash(text), set()).add((str(path), line))
+    met: set[tuple[str, int]] = set()
+    if wanted:
+        for path in train:
+            for _, value in jsonl.read_objects(path):
+                if (text := _text(value)) is not None:
+                    met |= wanted.get(hash(text), set())
+    return {str(path): count for path in others if (count := sum(name == str(path) for name, _ in met))}
+
+
+def warning(train: Sequence[str | Path], others: Sequence[str | Path]) -> str | None:
+    """Return what to tell the user about training questions that are also held out, None where there are none."""
+    found = shared(train, others)
+    if not found:
+        return None
+    counts = ", ".join(f"{count:,} of {path}" for path, count in found.items())
+    command = f"cmexam-tune check --questions {' '.join(map(str, train))} --against {' '.join(found)} --out checked"
+    return (
+        f"warning: questions held out are also trained on: {counts}. Scores on them are partly memory. Write a clean "
+        f"file with: {command}"
+    )
+
+
+def _text(value: dict[str, Any]) -> str | None:
+    stem, options = value.get("stem"), value.get("options")
+    if isinstance(stem, str) and isinstance(options, dict) and all(isinstance(text, str) for text in options.values()):
+        return question_text(stem, options)
+    return None

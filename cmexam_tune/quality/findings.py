@@ -1,0 +1,206 @@
+"""One check: reads question files line by line, collects pairs and findings, and says which questions to keep."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cmexam_tune.core import jsonl
+from cmexam_tune.core.errors import ConfigError, DataError, UserError
+from cmexam_tune.core.progress import Progress
+from cmexam_tune.core.schema import Question
+from cmexam_tune.core.variants import suggest
+from cmexam_tune.prompts import question_checks as findings
+from cmexam_tune.quality.embedded import Embedded
+from cmexam_tune.quality.errata import known_problems
+from cmexam_tune.quality.near_duplicates import Index, Pair, Reason
+
+PAIRS: dict[Reason, str] = {
+    "exact": "same stem and options, in any order",
+    "contradiction": "same stem and options, another answer",
+    "near": "nearly the same, Jaccard of 5-grams at least 0.7",
+    "similar": "similar, Jaccard 0.5 to 0.7: to be judged by a person",
+    "sibling": "same options, another stem and answer (matching questions)",
+    "stem": "same stem, other options",
+    "case": "same case, another question",
+}
+SINGLE: dict[str, str] = {
+    "unreadable": "the line is no question",
+    "known-error": "listed in the errata of the exam",
+    "explanation-contradicts": "the explanation names another answer",
+    "kind-contradicts": "single with several right letters, or multiple with one",
+    "repeated-options": "two options are the same",
+    "missing-case": "points at a case or list above it that is not there",
+    "question-in-explanation": "the explanation holds another question",
+    "mojibake": "text of a wrong encoding or of a web page",
+    "not-shufflable": "options speak of each other: their order carries meaning",
+}
+DUPLICATE = "duplicate"
+REASONS = (*PAIRS, DUPLICATE, *SINGLE)
+DEFAULT_DROP = ("exact", "contradiction", "near", "stem", DUPLICATE, "unreadable")
+"""Dropped from the clean file: what is in a file held against, repetitions, and what cannot be read."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something suspicious in one question."""
+
+    id: str
+    file: str
+    line: int
+    finding: str
+    seen: str
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """A question and another that is the same or similar: one line of `<stem>.overlap.jsonl`."""
+
+    id: str
+    file: str
+    line: int
+    other_id: str
+    other_file: str
+    other_line: int
+    reason: str
+    jaccard: float
+    against: bool
+    """Whether the other question is in a file held against."""
+
+
+@dataclass
+class Checked:
+    """What a check found."""
+
+    questions: dict[str, int] = field(default_factory=dict)
+    """Name of a checked file -> how many questions it has."""
+    against: dict[str, int] = field(default_factory=dict)
+    overlaps: list[Overlap] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    letters: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    dropped: dict[str, dict[int, str]] = field(default_factory=dict)
+    """Name of a checked file -> line -> why the clean file does not have it."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return check.json: counts, every finding, and how the answer letters are spread."""
+        drops = {name: dict(Counter(lines.values())) for name, lines in self.dropped.items()}
+        return {
+            "questions": self.questions,
+            "against": self.against,
+            "pairs": {reason: self.count(reason) for reason in PAIRS},
+            "findings": dict(Counter(one.finding for one in self.findings)),
+            "dropped": drops,
+            "kept": {name: count - len(self.dropped[name]) for name, count in self.questions.items()},
+            "letters": self.letters,
+            "list": [asdict(one) for one in self.findings],
+        }
+
+    def count(self, reason: str) -> dict[str, int]:
+        """Return how many pairs there are within the checked files and with those held against."""
+        found = [one.against for one in self.overlaps if one.reason == reason]
+        return {"within": found.count(False), "against": found.count(True)}
+
+
+def names_of(paths: Sequence[Path]) -> dict[str, Path]:
+    """Return the name of each file without `.questions.jsonl` -> its path.
+
+    Raises:
+        UserError: two files have one name.
+    """
+    names: dict[str, Path] = {}
+    for path in paths:
+        name = path.name.removesuffix(".jsonl").removesuffix(".questions")
+        if name in names:
+            raise UserError(f"{path}: a second file called {name!r}. What is written is named by it; rename one.")
+        names[name] = path
+    return names
+
+
+def check_reasons(drop: Sequence[str]) -> None:
+    """Refuse unknown reasons.
+
+    Raises:
+        ConfigError: one is unknown.
+    """
+    for reason in drop:
+        if reason not in REASONS:
+            raise ConfigError(f"--drop: {reason!r} is unknown{suggest(reason, REASONS)}; known: {', '.join(REASONS)}.")
+
+
+def check_files(questions: Sequence[Path], against: Sequence[Path], drop: Sequence[str] = DEFAULT_DROP) -> Checked:
+    """Check question files against themselves and others; the files are read line by line and not changed.
+
+    Raises:
+        UserError: a file is missing or empty, or two have one name.
+        ConfigError: an unknown reason to drop.
+    """
+    check_reasons(drop)
+    names = names_of([*questions, *against])
+    result, index, embedded = Checked(), Index(), Embedded()
+    order = list(names)
+    for number, (name, path) in enumerate(names.items()):
+        held = number >= len(questions)
+        letters, count = findings.Letters(), 0
+        read = _read(name, path, None if held else result)
+        for line, question in Progress(f"check {name}", "questions", patience=1).each(read):
+            count += 1
+            embedded.add_stem(index.add(question, number, line, held), question)
+            if not held:
+                letters.add(question)
+                seen = [*findings.look(question), *known_problems(question)]
+                result.findings += [Finding(question.id, name, line, what, how) for what, how in seen]
+        (result.against if held else result.questions)[name] = count
+        if not held:
+            result.letters[name] = letters.table()
+    for name in result.questions:
+        read = _read(name, names[name], None)
+        total = result.questions[name]
+        for line, question in Progress(f"explanations of {name}", "questions", total, patience=1).each(read):
+            if (place := embedded.inside(question)) is not None:
+                where = f"{index.ids[place]} of {order[index.files[place]]}"
+                result.findings.append(Finding(question.id, name, line, "question-in-explanation", where))
+    result.overlaps = [_overlap(pair, index, order) for pair in index.pairs()]
+    result.overlaps.sort(key=lambda one: (one.file, one.line, one.other_file, one.other_line))
+    result.findings.sort(key=lambda one: (one.file, one.line))
+    result.dropped = _dropped(result, drop)
+    return result
+
+
+def _read(name: str, path: Path, result: Checked | None) -> Iterator[tuple[int, Question]]:
+    """Yield (line, question); lines that are no question become findings of `result`."""
+    for line, value in jsonl.read_objects(path):
+        try:
+            yield line, jsonl.from_object(Question, value, f"{path}:{line}")
+        except DataError as error:
+            if result is not None:
+                text = str(error).removeprefix(f"{path}:{line}: ")[:200]
+                result.findings.append(Finding(str(value.get("id", "")), name, line, "unreadable", text))
+
+
+def _overlap(pair: Pair, index: Index, names: Sequence[str]) -> Overlap:
+    a, b = pair.first, pair.second
+    return Overlap(
+        *(index.ids[a], names[index.files[a]], index.lines[a]),
+        *(index.ids[b], names[index.files[b]], index.lines[b]),
+        *(pair.reason, round(pair.jaccard, 4), bool(index.against[b])),
+    )
+
+
+def _dropped(result: Checked, drop: Sequence[str]) -> dict[str, dict[int, str]]:
+    """Return which lines are left out. Of repetitions within the checked files the first is kept."""
+    lines: dict[str, dict[int, str]] = defaultdict(dict)
+    for one in result.overlaps:
+        if one.against:
+            if one.reason in drop:
+                lines[one.file].setdefault(one.line, one.reason)
+        elif one.reason == "contradiction" and one.reason in drop:
+            # Nobody knows which of the two is right.
+            lines[one.file].setdefault(one.line, one.reason)
+            lines[one.other_file].setdefault(one.other_line, one.reason)
+        elif one.reason in ("exact", "near") and DUPLICATE in drop:
+            lines[one.file].setdefault(one.line, DUPLICATE)
+    for finding in result.findings:
+        if finding.finding in drop:
+            lines[finding.file].setdefault(finding.line, finding.finding)
+    return {name: dict(sorted(lines[name].items())) for name in result.questions}

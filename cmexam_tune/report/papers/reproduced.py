@@ -1,0 +1,249 @@
+"""Finished runs of `reproduce` as tables: beside the published numbers, and in the layout of CMExam's Table 3."""
+
+import html
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cmexam_tune.core import jsonl
+from cmexam_tune.core.errors import UserError
+from cmexam_tune.core.files import atomic_write
+from cmexam_tune.evaluation import breakdowns
+from cmexam_tune.evaluation.significance import mean_std
+from cmexam_tune.report.headings import short
+from cmexam_tune.report.papers import entries
+from cmexam_tune.report.papers import published_tables as published
+from cmexam_tune.report.table import Table
+
+REPORT = Path("report") / "report.json"
+EXPLAIN = "explain"
+# Two-sided 95% points of Student's t by degrees of freedom, for the mean of a few seeds.
+T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+
+STYLE = (
+    "body{font:15px/1.5 system-ui,sans-serif;margin:2em auto;max-width:70em;padding:0 1em}"
+    "table{border-collapse:collapse}th,td{padding:.3em .8em;border-bottom:1px solid #ccc;text-align:right}"
+    "th:first-child,td:first-child{text-align:left}"
+)
+
+
+Cells = Mapping[str, float | tuple[float, ...] | None]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What a report.json holds, as far as it is collected."""
+
+    overall: Cells
+    by_facet: Mapping[str, Mapping[str, Cells]]
+
+
+@dataclass(frozen=True)
+class Score:
+    """One metric of one row over its seeds, in percent."""
+
+    mean: float
+    deviation: float | None
+    """Sample standard deviation over seeds; None for a single one."""
+    interval: tuple[float, float] | None
+    """95%: for accuracy the sampling of questions and of seeds together, for the others of seeds."""
+
+    def __str__(self) -> str:
+        return f"{self.mean:.2f}" + (f"±{self.deviation:.2f}" if self.deviation is not None else "")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One entry of the papers with what was measured for it."""
+
+    entry: entries.Entry
+    scores: Mapping[str, Score]
+    seeds: int
+    reports: tuple[str, ...]
+    """HTML reports, relative to the folder that was collected."""
+    setting: str = "answer"
+    """One of `entries.SETTINGS`."""
+    categories: Mapping[str, float] = field(default_factory=dict)
+    """CMB: key of the printed column -> accuracy in percent, mean over seeds."""
+
+    @property
+    def name(self) -> str:
+        """The published name with the recipe, or the recipe alone, and how it was asked."""
+        name = f"{self.entry.title} ({self.entry.recipe})" if self.entry.paper else self.entry.recipe
+        return name if self.setting == "answer" else f"{name}, {self.setting}"
+
+    @property
+    def published(self) -> Mapping[str, float]:
+        """What the paper prints in this setting, in percent."""
+        found = self.entry.printed(self.setting)
+        return found.values if found else {}
+
+
+def collect(out: Path) -> list[Measured]:
+    """Return what the finished runs in a folder of `reproduce` scored, in the order of the papers.
+
+    Raises:
+        UserError: nothing has finished there.
+    """
+    found: dict[str, dict[str, list[Path]]] = {}
+    for report in sorted(out.glob(f"*/seed*/{REPORT}")):
+        unit = report.parents[1]
+        found.setdefault(unit.parent.name, {}).setdefault(unit.name.partition("-")[2] or "answer", []).append(report)
+    if not found:
+        raise UserError(f"{out}: holds no finished run (looked for ROW/seedN/{REPORT}).")
+    known = entries.known()
+    return [
+        _measured(known.get(name, entries.Entry(name)), found[name], setting, out)
+        for name in entries.order(list(found))
+        for setting in (*entries.SETTINGS,)
+        if setting in found[name] or (setting == "answer" and EXPLAIN in found[name])
+    ]
+
+
+def _measured(entry: entries.Entry, reports: Mapping[str, Sequence[Path]], setting: str, out: Path) -> Measured:
+    used = [setting, EXPLAIN] if setting == "answer" else [setting]
+    answer = [read_report(path).overall for path in reports.get(setting, ())]
+    explain = [read_report(path).overall for path in reports.get(EXPLAIN, ()) if setting == "answer"] or answer
+    scores = {}
+    for metric in entries.METRICS:
+        runs = answer if metric in entries.OF_ANSWERS else explain
+        values = [value for overall in runs if (value := _percent(metric, overall)) is not None]
+        if values:
+            scores[metric] = _score(metric, values, int(_percent("n", runs[0]) or 0))
+    paths = [path for kind in used for path in reports.get(kind, ())]
+    pages = [page for path in paths if (page := path.with_suffix(".html")).is_file()]
+    return Measured(
+        entry,
+        scores,
+        len(answer),
+        tuple(str(page.relative_to(out)) for page in pages),
+        setting,
+        _categories(reports.get(setting, ())) if entry.exam == "cmb" else {},
+    )
+
+
+def _categories(paths: Sequence[Path]) -> dict[str, float]:
+    """Return the accuracy of each category of CMB, in percent, as a mean over seeds."""
+    facet = breakdowns.define("exam_type")
+    columns = published.table("cmb", "table3").columns
+    found: dict[str, list[float]] = {}
+    for path in paths:
+        for group, scores in read_report(path).by_facet.get("exam_type", {}).items():
+            key = facet.recognise(group).name.lower()
+            if key in columns and (value := _percent("accuracy", scores)) is not None:
+                found.setdefault(key, []).append(value)
+    return {name: mean_std(values)[0] for name, values in found.items()}
+
+
+def read_report(path: Path) -> Scores:
+    """Return the scores of a report.json.
+
+    Raises:
+        DataError: the file is damaged.
+    """
+    return jsonl.read_one(path, Scores, "report")
+
+
+def _percent(metric: str, overall: Cells) -> float | None:
+    if not isinstance(value := overall.get(metric), float):
+        return None
+    return value * (100 if metric == "weighted_f1" else 1)
+
+
+def _score(metric: str, values: Sequence[float], n: int) -> Score:
+    k = len(values)
+    mean, deviation = mean_std(values)
+    half = None
+    if metric.startswith("accuracy") and n:
+        half = 1.96 * math.sqrt(mean * (100 - mean) / n + (deviation or 0.0) ** 2 / k)
+    elif deviation is not None:
+        half = T95[min(k - 2, len(T95) - 1)] * deviation / math.sqrt(k)
+    return Score(mean, deviation, None if half is None else (mean - half, mean + half))
+
+
+def comparison(found: Sequence[Measured]) -> Table:
+    """Return one line for each entry and metric: measured, published, difference and its interval."""
+    lines = [_compared(one, metric) for one in found for metric in one.scores]
+    note = (
+        "Percent; ± is the standard deviation over seeds. The interval is that of the difference, or of the score "
+        "where nothing is published; for accuracy it holds the sampling of questions and seeds, else of seeds."
+    )
+    return Table(("row", "metric", "measured", "published", "difference", "95% interval"), tuple(lines), note=note)
+
+
+def _compared(one: Measured, metric: str) -> tuple[str, ...]:
+    score, theirs = one.scores[metric], one.published.get(metric)
+    ends = score.interval
+    if theirs is None:
+        interval = "-" if ends is None else f"{ends[0]:.2f} to {ends[1]:.2f}"
+        return (one.name, short(metric), str(score), "-", "-", interval)
+    interval = "-" if ends is None else f"{ends[0] - theirs:+.2f} to {ends[1] - theirs:+.2f}"
+    return (one.name, short(metric), str(score), _printed(one, metric), f"{score.mean - theirs:+.2f}", interval)
+
+
+def _printed(one: Measured, metric: str) -> str:
+    """Return the published number with its ±."""
+    value, spread = (one.published.get(key) for key in (metric, f"{metric}_std"))
+    return "-" if value is None else f"{value:g}" + (f"±{spread:g}" if spread is not None else "")
+
+
+def table3(found: Sequence[Measured]) -> Table:
+    """Return the runs in the layout of CMExam's Table 3, published numbers below each entry."""
+    columns = published.table("cmexam", "table3").columns
+    lines = []
+    for one in found:
+        lines.append((one.name, *(str(one.scores[key]) if key in one.scores else "-" for key in columns)))
+        if one.published:
+            lines.append(("  published", *(_printed(one, key) for key in columns)))
+    seeds = sorted({one.seeds for one in found})
+    note = f"Answer prediction and explanation, percent, {' or '.join(map(str, seeds))} seed(s) a row."
+    return Table(("model", *map(short, columns)), tuple(lines), note=note)
+
+
+def cmb(found: Sequence[Measured]) -> Table:
+    """Return the runs in the layout of CMB's Tables 3 and 4: three-shot in parentheses, published lines below."""
+    columns = {key: heading for key, heading in published.table("cmb", "table3").columns.items() if key != "average"}
+    by_line: dict[tuple[str, str], dict[bool, Measured]] = {}
+    for one in found:
+        if one.entry.exam == "cmb":
+            style, _, shots = one.setting.partition("-")
+            by_line.setdefault((one.entry.recipe, style), {})[bool(shots)] = one
+    lines, caveats = [], []
+    for (_, style), pair in by_line.items():
+        entry = next(iter(pair.values())).entry
+        ours = [{**one.categories, "accuracy_macro": _mean(one)} if one else {} for one in map(pair.get, (False, True))]
+        shown = (*columns, "accuracy_macro")
+        words = "answer-only" if style == "answer" else "CoT"
+        lines.append(
+            (f"{entry.title} ({entry.recipe})", words, *(_both(*(side.get(k) for side in ours)) for k in shown))
+        )
+        printed = [entry.printed(style), entry.printed(f"{style}-3shot")]
+        if any(printed):
+            values = [line.values if line else {} for line in printed]
+            lines.append(("  published", words, *(_both(*(side.get(key) for side in values)) for key in shown)))
+            caveats += [f"{entry.title}, {words}: {line.note}" for line in printed if line and line.note]
+    note = "Percent, three-shot in parentheses; average: mean of the six categories. "
+    note += ". ".join(dict.fromkeys(caveats))
+    return Table(("model", "setting", *columns.values(), "Average"), tuple(lines), "CMB-Exam", note)
+
+
+def _mean(one: Measured) -> float | None:
+    return one.scores["accuracy_macro"].mean if "accuracy_macro" in one.scores else None
+
+
+def _both(zero: float | None, three: float | None) -> str:
+    first = "-" if zero is None else f"{zero:.2f}"
+    return first if three is None else f"{first} ({three:.2f})"
+
+
+def write(table: Table, stem: Path, reports: Sequence[str] = ()) -> None:
+    """Write a table as `stem`.md, .tex and .html; the page links to the reports."""
+    links = "".join(f'<li><a href="{html.escape(page)}">{html.escape(page)}</a></li>' for page in reports)
+    page = (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>cmexam_tune</title><style>{STYLE}</style>'
+        f"{table.html()}<ul>{links}</ul></html>\n"
+    )
+    for suffix, text in ((".md", table.markdown()), (".tex", table.latex()), (".html", page)):
+        with atomic_write(stem.with_suffix(suffix)) as handle:
+            handle.write(text)

@@ -1,0 +1,91 @@
+"""The questions of one or several files, read anew at every pass: no process holds all of CMB-train in memory."""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cmexam_tune.core import files, jsonl
+from cmexam_tune.core.errors import ConfigError
+from cmexam_tune.core.schema import Question
+from cmexam_tune.training.data.shuffled_options import shuffled
+
+MOST_TIMES = 100
+"""Greatest weight of a file in a mixture."""
+
+
+@dataclass(frozen=True)
+class QuestionFiles:
+    """The first `limit` questions of the files that `data.<key>` names."""
+
+    paths: tuple[str, ...]
+    limit: int | None = None
+    key: str = "train"
+    mixture: tuple[float, ...] = ()
+    """For each file how often an epoch shows its questions; empty: each question once."""
+    shuffle_seed: int | None = None
+    """Of the order of the options (see `shuffled`); None: as the exam prints them."""
+
+    @classmethod
+    def of(
+        cls,
+        paths: Sequence[str | Path],
+        limit: int | None,
+        key: str,
+        mixture: Sequence[float] = (),
+        shuffle_seed: int | None = None,
+    ) -> "QuestionFiles":
+        """Check what can be checked without reading.
+
+        Raises:
+            UserError: a file that is missing or empty, no training file at all, a limit below 1, or weights that do not
+                fit the files.
+        """
+        if not paths and key == "train":
+            raise ConfigError("data.train: name at least one questions file, as `cmexam-tune preprocess` writes them.")
+        if limit is not None and limit < 1:
+            raise ConfigError(
+                f"data.max_{'train' if key == 'train' else 'eval'}_samples={limit}: at least 1 is needed."
+            )
+        for path in paths:
+            jsonl.check(path, f"data.{key} file")
+        if mixture and len(mixture) != len(paths):
+            raise ConfigError(
+                f"data.mixture: {len(mixture)} weights for {len(paths)} files of data.{key}. Give one for each file."
+            )
+        if wrong := [weight for weight in mixture if not 0 < weight <= MOST_TIMES]:
+            raise ConfigError(f"data.mixture: {wrong[0]:g} is not possible, only above 0 and at most {MOST_TIMES}.")
+        return cls(tuple(map(str, paths)), limit, key, tuple(mixture), shuffle_seed)
+
+    def __iter__(self) -> Iterator[Question]:
+        """Yield the questions of all files, one file after the other; see `sourced`."""
+        return (question for _, question in self.sourced())
+
+    def sourced(self) -> Iterator[tuple[int, Question]]:
+        """Read the files; every line of them is checked, also beyond the limit.
+
+        Yields:
+            The number of the file from 0, and a question of it as training shows it.
+
+        Raises:
+            DataError: a line that is no question; names file and line.
+            ConfigError: two questions with one id.
+        """
+        seen: set[str] = set()
+        for number, path in enumerate(self.paths):
+            for question in jsonl.read(path, Question):
+                if question.id in seen:
+                    raise ConfigError(
+                        f"data.{self.key}: question {question.id!r} of {path} stands in an earlier file too."
+                    )
+                seen.add(question.id)
+                if self.limit is None or len(seen) <= self.limit:
+                    yield number, question if self.shuffle_seed is None else shuffled(question, self.shuffle_seed)
+
+    def __bool__(self) -> bool:
+        return bool(self.paths)
+
+    def checksum(self) -> str:
+        """Return a checksum of what is yielded: the files' content and order, the limit, the order of the options."""
+        parts = [*(files.sha256(path) for path in self.paths), str(self.limit), str(self.shuffle_seed)]
+        return hashlib.sha256(" ".join(parts).encode()).hexdigest()

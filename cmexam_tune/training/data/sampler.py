@@ -1,0 +1,265 @@
+"""Which questions make up each optimizer step, and how they are laid out on every process.
+
+A step holds `global_batch_size` questions whatever the number of processes, the packing and the token budget; only
+their layout changes. Every process derives the whole plan from seed and epoch, so nothing has to be communicated.
+"""
+
+import bisect
+import itertools
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, Dataset
+
+from cmexam_tune.models.features import IGNORE_INDEX
+from cmexam_tune.training.data.mixture import Mixture
+
+BUCKET_STEPS = 64
+"""Steps that are sorted by length together: enough to leave little padding, few enough to stay random."""
+
+Sample = Mapping[str, Any]
+"""One encoded question: `question_id`, `input_ids`, `labels` and what else its family's `collate` reads."""
+MicroBatch = tuple[tuple[int, ...], ...]
+"""Groups of sample indices; each group becomes one row of tokens."""
+
+
+class Batch(NamedTuple):
+    """One process's share of an optimizer step."""
+
+    micro: list[dict[str, Any]]
+    """Collated micro-batches, run one after the other before the optimizer steps."""
+    ids: list[list[str]]
+    """Question ids of each micro-batch."""
+    weights: list[int]
+    """Labels (generation) or questions (classification) in each micro-batch."""
+    items: int
+    """The same, over the whole step and all processes: what the loss is divided by."""
+    tokens: int
+    """Tokens without padding, over the whole step and all processes."""
+
+
+class Plan(NamedTuple):
+    """One process's part of one step, as indices into the encoded rows."""
+
+    micro: tuple[MicroBatch, ...]
+    items: int
+    tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How questions are grouped.
+
+    Attributes:
+        global_batch: questions for each optimizer step, over all processes.
+        micro_batch: most questions in one forward pass of one process.
+        max_tokens: most token slots in one forward pass, or None; one question alone may exceed it.
+        pack_length: rows are filled with several questions up to this many tokens; None: one question a row.
+        seed: of the order.
+    """
+
+    global_batch: int
+    micro_batch: int
+    max_tokens: int | None = None
+    pack_length: int | None = None
+    seed: int = 0
+
+
+def length(sample: Sample) -> int:
+    """Return the tokens of a question; one with several sequences (multiple choice) counts its longest."""
+    ids = sample["input_ids"]
+    return max((len(item) for item in ids), default=0) if ids and isinstance(ids[0], Sequence) else len(ids)
+
+
+def label_count(sample: Sample) -> int:
+    """Return how many positions of a decoder's question carry a loss; nothing predicts the first position."""
+    return sum(label != IGNORE_INDEX for label in sample["labels"][1:])
+
+
+def order(lengths: Sequence[int], layout: Layout, epoch: int, mixture: Mixture | None = None) -> list[list[int]]:
+    """Return the steps of an epoch as lists of sample indices: shuffled, each of similar lengths.
+
+    The first epoch starts with its longest question: without a mixture memory runs out in the first step or never.
+    """
+    rng = random.Random(f"{layout.seed}:{epoch}")
+    indices = list(range(len(lengths))) if mixture is None else mixture.shown(epoch)
+    rng.shuffle(indices)
+    size = layout.global_batch
+    steps: list[list[int]] = []
+    for start in range(0, len(indices), BUCKET_STEPS * size):
+        bucket = sorted(indices[start : start + BUCKET_STEPS * size], key=lambda i: -lengths[i])
+        steps.extend(bucket[i : i + size] for i in range(0, len(bucket), size))
+    rng.shuffle(steps)
+    if epoch == 0 and steps:
+        longest = max(range(len(steps)), key=lambda i: lengths[steps[i][0]])
+        steps.insert(0, steps.pop(longest))
+    return steps
+
+
+def spread(step: Sequence[int], lengths: Sequence[int], layout: Layout, world: int) -> list[tuple[MicroBatch, ...]]:
+    """Return for every process its micro-batches of a step: as many, and of the same lengths, on each.
+
+    A process that is left without a question gets an empty micro-batch (only where a step has fewer questions than
+    there are processes).
+    """
+    ordered = sorted(step, key=lambda i: -lengths[i])
+
+    def planned(rounds: int) -> list[MicroBatch]:
+        parts = itertools.pairwise(_bounds(len(ordered), world * rounds))
+        return [_rows(ordered[start:end], lengths, layout) for start, end in parts]
+
+    def fits(rounds: int) -> bool:
+        limit = layout.max_tokens
+        if limit is None or len(ordered) <= world * rounds:
+            return True
+        if layout.pack_length is not None:
+            return all(slots(micro, lengths) <= limit for micro in planned(rounds))
+        # The first of a chunk is its longest: no rows have to be made to know what they fill.
+        parts = itertools.pairwise(_bounds(len(ordered), world * rounds))
+        return all((end - start) * lengths[ordered[start]] <= limit for start, end in parts)
+
+    rounds = max(1, -(-len(ordered) // (world * layout.micro_batch)))
+    if not fits(rounds):
+        # A pass over a whole validation file may need thousands of rounds: double until enough, then halve the gap.
+        low = rounds
+        while not fits(rounds := 2 * rounds):
+            low = rounds
+        rounds = bisect.bisect_left(range(rounds), True, lo=low, key=fits)
+    micros = planned(rounds)
+    return [tuple(micros[turn * world + rank] for turn in range(rounds)) for rank in range(world)]
+
+
+def _bounds(count: int, parts: int) -> list[int]:
+    """Return where each of so many equal parts begins, and where the last one ends."""
+    small, extra = divmod(count, parts)
+    return [part * small + min(part, extra) for part in range(parts + 1)]
+
+
+def _rows(chunk: Sequence[int], lengths: Sequence[int], layout: Layout) -> MicroBatch:
+    """Group a chunk into rows: one question each, or packed into as few equally long rows as possible."""
+    if layout.pack_length is None or not chunk:
+        return tuple((i,) for i in chunk)
+    capacity = max(layout.pack_length, lengths[chunk[0]])
+    count = -(-sum(lengths[i] for i in chunk) // capacity)
+    while True:
+        rows: list[list[int]] = [[] for _ in range(count)]
+        filled = [0] * count
+        for i in chunk:
+            shortest = filled.index(min(filled))
+            rows[shortest].append(i)
+            filled[shortest] += lengths[i]
+        if max(filled) <= capacity:
+            return tuple(tuple(row) for row in rows)
+        count += 1
+
+
+def slots(micro: MicroBatch, lengths: Sequence[int]) -> int:
+    """Return rows times the longest row: the token slots that a micro-batch fills with tokens or padding."""
+    return len(micro) * max((sum(lengths[i] for i in group) for group in micro), default=0)
+
+
+class StepSampler(BatchSampler):
+    """Yields one `Plan` for each optimizer step; `set_epoch` reshuffles."""
+
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        weights: Sequence[int],
+        layout: Layout,
+        rank: int,
+        world: int,
+        mixture: Mixture | None = None,
+    ) -> None:
+        self.lengths, self.weights, self.layout, self.rank, self.world = lengths, weights, layout, rank, world
+        self.mixture = mixture
+        self.questions = len(lengths) if mixture is None else sum(mixture.counts())
+        """Of an epoch, over all processes."""
+        self.epoch = 0
+        self.drop_last = False
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch whose order the next iteration yields."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return -(-self.questions // self.layout.global_batch)
+
+    def __iter__(self) -> Iterator[list[Plan]]:  # type: ignore[override]
+        for step in self._steps():
+            micro = spread(step, self.lengths, self.layout, self.world)[self.rank]
+            yield [Plan(micro, sum(self.weights[i] for i in step), sum(self.lengths[i] for i in step))]
+
+    def _steps(self) -> list[list[int]]:
+        return order(self.lengths, self.layout, self.epoch, self.mixture)
+
+    def tokens(self) -> int:
+        """Return the tokens of this epoch without padding, over all processes."""
+        return sum(self.lengths[i] for step in self._steps() for i in step)
+
+    def padding(self) -> float:
+        """Return the share of token slots that the plan of this epoch fills with padding, over all processes."""
+        used = total = 0
+        for step in self._steps():
+            for micros in spread(step, self.lengths, self.layout, self.world):
+                total += sum(slots(micro, self.lengths) for micro in micros)
+            used += sum(self.lengths[i] for i in step)
+        return 1 - used / total
+
+
+class EncodedQuestions(Dataset[Batch]):
+    """The samples of a run; indexing with a `Plan` collates its micro-batches."""
+
+    def __init__(self, table: Any, lengths: Sequence[int], weights: Sequence[int], collate: Any) -> None:
+        """Take a `datasets.Dataset` of samples, their tokens, their labels (classifiers: 1 each), and a collator."""
+        self.table, self.lengths, self.weights, self.collate = table, lengths, weights, collate
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, plan: Plan) -> Batch:
+        samples = self._samples([i for micro in plan.micro for group in micro for i in group])
+        filled = [[[samples[i] for i in group] for group in micro] for micro in plan.micro]
+        return Batch(
+            [self.collate(groups) if groups else self._nothing() for groups in filled],
+            [[str(sample["question_id"]) for group in groups for sample in group] for groups in filled],
+            [sum(self.weights[i] for group in micro for i in group) for micro in plan.micro],
+            plan.items,
+            plan.tokens,
+        )
+
+    def _samples(self, indices: Sequence[int]) -> dict[int, Sample]:
+        """Read some samples from the disk, all at once."""
+        if not indices:
+            return {}
+        columns = self.table[list(indices)]
+        rows = zip(*columns.values(), strict=True)
+        return {i: dict(zip(columns, row, strict=True)) for i, row in zip(indices, rows, strict=True)}
+
+    def _nothing(self) -> dict[str, Any]:
+        """Return a batch whose loss weighs nothing, for a process that has no question left in the last step."""
+        return dict(self.collate([[self._samples([0])[0]]]))
+
+
+class StepLoader(DataLoader[Batch]):
+    """DataLoader of whole steps that hands the epoch on to its sampler.
+
+    Its own generator keeps the workers' seeds from drawing on the global random state, which resuming restores.
+    """
+
+    def __init__(self, questions: EncodedQuestions, sampler: StepSampler, **options: Any) -> None:
+        super().__init__(
+            questions, batch_sampler=sampler, collate_fn=_only, generator=torch.Generator().manual_seed(0), **options
+        )
+
+    def set_epoch(self, epoch: int) -> None:
+        """Called by the Trainer at the start of an epoch."""
+        sampler = self.batch_sampler
+        assert isinstance(sampler, StepSampler)
+        sampler.set_epoch(epoch)
+
+
+def _only(batches: list[Batch]) -> Batch:
+    return batches[0]

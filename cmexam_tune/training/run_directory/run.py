@@ -1,0 +1,244 @@
+"""Run folders: what a training run leaves behind, and how it is opened again.
+
+config.yaml          the resolved configuration
+adapter/             what was tuned: PEFT's format, or a whole model in transformers' (head, full)
+adapter/cmexam_tune.json  what the adapter must be used with: tokenizer, template, style, prefix length
+log.jsonl            everything that was logged
+loss.svg             training and validation loss as a picture
+trainer_state.json   the Trainer's state at the end; its presence says that the run has finished
+environment.json     versions, device and command
+metrics.json         final loss, speed, padding
+checkpoint-<step>/   to resume from
+"""
+
+import dataclasses
+import html
+import json
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from cmexam_tune import __version__
+from cmexam_tune.config import Config, dump_config, load_config
+from cmexam_tune.core import documents, files, jsonl, variants
+from cmexam_tune.core.errors import UserError
+from cmexam_tune.models.adapters import Method
+from cmexam_tune.models.families import Family, Loaded
+from cmexam_tune.training.run_directory.log import read_log
+
+CONFIG, ADAPTER, LOG, STATE = "config.yaml", "adapter", "log.jsonl", "trainer_state.json"
+ENVIRONMENT, METRICS, CARD = "environment.json", "metrics.json", "cmexam_tune.json"
+MODEL_PATHS = ("model_name_or_path", "adapter_name_or_path")
+PACKAGES = ("torch", "transformers", "peft", "accelerate", "deepspeed", "tokenizers", "safetensors", "sentencepiece")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder."""
+
+    path: Path
+    config: Config
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def adapter(self) -> Path:
+        """Folder of what was tuned."""
+        return self.path / ADAPTER
+
+    @property
+    def finished(self) -> bool:
+        """Whether training has come to its end."""
+        return (self.path / STATE).is_file() and self.adapter.is_dir()
+
+    @property
+    def log(self) -> list[dict[str, float]]:
+        """The entries of log.jsonl."""
+        return read_log(self.path / LOG)
+
+    def _repr_html_(self) -> str:
+        cells = {"run": self.path, "family": self.config.model.family, "method": self.config.tuning.method}
+        values = {**cells, **{name: f"{value:.4g}" for name, value in self.metrics.items()}}
+        rows = (f"<tr><th>{html.escape(k)}</th><td>{html.escape(str(v))}</td></tr>" for k, v in values.items())
+        return f"<table>{''.join(rows)}</table>"
+
+
+@dataclass(frozen=True)
+class Card:
+    """What an adapter must be used with; stored beside it and checked when it is loaded."""
+
+    family: str
+    method: str
+    base: str
+    base_adapter: str | None
+    template: str
+    system: str | None
+    style: str
+    num_virtual_tokens: int | None
+    tokenizer: str
+    """Checksum."""
+    labels: Mapping[str, str] | None = None
+    """Outputs of a classification head, which nothing else in an adapter names."""
+
+    @classmethod
+    def read(cls, run: Run) -> "Card":
+        """Return the card of a run.
+
+        Raises:
+            UserError: training has not finished, or the card is damaged.
+        """
+        if not (run.adapter / CARD).is_file():
+            raise UserError(f"{run.path}: training has not finished. Start the same command again to resume it.")
+        return jsonl.read_one(run.adapter / CARD, cls, "card of an adapter")
+
+
+def open_run(folder: str | Path, overrides: Sequence[str] = ()) -> Run:
+    """Open a run folder.
+
+    Raises:
+        UserError: there is no run at `folder`.
+    """
+    path = Path(folder)
+    if not (path / CONFIG).is_file():
+        raise UserError(f"{path}: no run folder, it has no {CONFIG}. Run folders are written by `cmexam-tune train`.")
+    return Run(path, load_config((path / CONFIG).resolve(), overrides), _metrics(path))
+
+
+def _metrics(path: Path) -> Mapping[str, float]:
+    if not (path / METRICS).is_file():
+        return {}
+    values = documents.read_json(path / METRICS, "file of metrics")
+    return {name: value for name, value in values.items() if type(value) in (int, float)}
+
+
+def open_values(path: Path, config: Config) -> Run:
+    """Return the run at `path` whose config has been read already."""
+    return Run(path, config, _metrics(path))
+
+
+def absolute(config: Config) -> Config:
+    """Return the config with paths of this machine that hold from any folder; names on the hub stay."""
+
+    def whole(path: str | None) -> str | None:
+        if path is None or not (here := Path(path).expanduser()).exists():
+            return path
+        return str(here.absolute())
+
+    model, data = config.model, config.data
+    paths: dict[str, Any] = {name: whole(getattr(model, name)) for name in MODEL_PATHS}
+    names = ("train", "validation", "test")
+    questions: dict[str, Any] = {name: tuple(whole(path) or path for path in getattr(data, name)) for name in names}
+    return dataclasses.replace(
+        config, model=dataclasses.replace(model, **paths), data=dataclasses.replace(data, **questions)
+    )
+
+
+def reports(path: Path) -> list[Path]:
+    """Return the reports about a run, the oldest first: in its folder, or beside it as `recipes/run.sh` writes them."""
+    beside = path.absolute().parent.glob("report*/report.json") if path.absolute().name == "run" else ()
+    return sorted([*path.glob("**/report.json"), *beside], key=lambda file: file.stat().st_mtime)
+
+
+def about(report: Mapping[str, Any], path: Path) -> bool:
+    """Return whether a report is of the run in this folder: one of another run may have been put there."""
+    identity = report.get("identity")
+    scored = identity.get("adapter") if isinstance(identity, dict) else None
+    parts, own = Path(scored).parts[-2:] if isinstance(scored, str) else (), path.resolve().parts
+    return own[len(own) - len(parts) :] == parts
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON beside `path` and rename."""
+    with files.atomic_write(path) as handle:
+        json.dump(value, handle, ensure_ascii=False, indent=2)
+        handle.write("\n")
+
+
+def begin(run: Run, device: str, processes: int) -> None:
+    """Write what is known before training: config.yaml and environment.json."""
+    with files.atomic_write(run.path / CONFIG) as handle:
+        handle.write(dump_config(run.config))
+    versions = {}
+    for name in PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    write_json(
+        run.path / ENVIRONMENT,
+        {
+            "cmexam_tune": __version__,
+            "python": platform.python_version(),
+            **versions,
+            "platform": platform.platform(),
+            "device": device,
+            "processes": processes,
+            "command": sys.argv,
+        },
+    )
+
+
+def card(config: Config, tokenizer_hash: str, labels: Mapping[Any, str] | None = None) -> Card:
+    """Return the card of what this config trains."""
+    return Card(
+        family=config.model.family,
+        method=config.tuning.method,
+        base=config.model.model_name_or_path,
+        base_adapter=config.model.adapter_name_or_path,
+        template=config.prompt.template,
+        system=config.prompt.system,
+        style=config.prompt.style,
+        num_virtual_tokens=dataclasses.asdict(config.tuning.settings).get("num_virtual_tokens"),
+        tokenizer=tokenizer_hash,
+        labels=labels,
+    )
+
+
+def parts(config: Config) -> tuple[Family, Method]:
+    """Return the modules of the config's family and tuning method."""
+    family: Any = variants.load("families", config.model.family)
+    method: Any = variants.load("tuning", config.tuning.method)
+    return family, method
+
+
+def load(folder: str | Path, overrides: Sequence[str] = (), device: str = "cpu") -> tuple[Config, Loaded]:
+    """Return a run's config and its trained model in eval mode: base plus adapter, or the standalone model.
+
+    Raises:
+        UserError: no finished run, or another base model, tokenizer, template or prefix length than in training.
+    """
+    run = open_run(folder, overrides)
+    config, stored = run.config, Card.read(run)
+    family, method = parts(config)
+    source = config.model
+    if method.standalone:
+        source = dataclasses.replace(
+            source, model_name_or_path=str(run.adapter), adapter_name_or_path=None, revision=None
+        )
+    if stored.labels and not method.standalone:
+        source = dataclasses.replace(source, config={**source.config, "id2label": dict(stored.labels)})
+    model: Any
+    model, tokenizer = family.load(source, device=device)
+    _check_card(run, stored, tokenizer)
+    if not method.standalone:
+        model = method.attach(model, family, config.tuning.settings)
+        method.load(model, run.adapter)
+    return config, Loaded(model.eval(), tokenizer)
+
+
+def _check_card(run: Run, stored: Card, tokenizer: Any) -> None:
+    from cmexam_tune.models.checkpoint import tokenizer_hash
+
+    now = vars(card(run.config, tokenizer_hash(tokenizer)))
+    keys = ("family", "method", "template", "num_virtual_tokens", "tokenizer")
+    if (key := next((key for key in keys if getattr(stored, key) != now[key]), None)) is None:
+        return
+    what = {"tokenizer": "the tokenizer of the base model"}.get(key, f"{key}={now[key]}")
+    was = "" if key == "tokenizer" else f" ({getattr(stored, key)})"
+    raise UserError(
+        f"{run.path}: {what} is not what the adapter was trained with{was}; answers would be worthless. "
+        f"Use the base model {stored.base} and leave out the override."
+    )

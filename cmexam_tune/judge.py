@@ -1,25 +1,29 @@
 """`cmexam-tune judge`: score answers to CMB-Clin's cases by models or people, and say how far the judges agree."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cmexam_tune import __version__
-from cmexam_tune.cmb_clin import human_scores, results, rubric
+from cmexam_tune.cmb_clin import human_scores, judging, results, rubric
 from cmexam_tune.cmb_clin.judgements import Judged, Judgement
 from cmexam_tune.cmb_clin.rubric import Rubric, Variant
-from cmexam_tune.core import cli, files, jsonl
-from cmexam_tune.core.errors import UserError
+from cmexam_tune.core import cli, documents, files, jsonl
+from cmexam_tune.core.errors import DataError, UserError
 from cmexam_tune.core.schema import Case, Prediction
-from cmexam_tune.inference import loading
+from cmexam_tune.core.written import Written
+from cmexam_tune.inference import loading, provenance
+from cmexam_tune.inference.records import ResumableFile, meta_path
 from cmexam_tune.prompts import dialogue
 
 ALSO: tuple[Variant, ...] = ("reversed", "no_reference")
+SUFFIXES = (".md", ".tex", ".html", ".json")
+"""Of the reports, which are called judge."""
 EPILOG = """Each judge is a recipe: a model behind an API (model.family: endpoint) or a local one. OUT/judgements/
 grows line by line, and a killed run continues where it stopped. OUT/judge.json, .md, .tex and .html are made
-of all of it.
+of all of it; they are replaced by the next run unless somebody else has written or changed them (--overwrite).
 
 examples:
   cmexam-tune judge --predictions chatglm.jsonl qwen.jsonl --cases CMB-Clin-qa.cases.jsonl \\
@@ -48,6 +52,11 @@ class _Work:
     rubric: Rubric
     out: Path
 
+    def task(self, model: str, variant: Variant) -> judging.Task:
+        """Return what there is to judge of one predictions file."""
+        answers = {answer.question_id: answer for answer in self.answers[model]}
+        return judging.Task(self.cases, answers, self.rubric, variant)
+
 
 def judge(
     predictions: Sequence[str | Path],
@@ -56,6 +65,8 @@ def judge(
     out: str | Path = "judged",
     overrides: Sequence[str] = (),
     options: Options = Options(),
+    *,
+    overwrite: bool = False,
 ) -> dict[str, Any]:
     """Judge predictions and return what `judge.json` holds; judgements that are there already are kept.
 
@@ -66,14 +77,22 @@ def judge(
         out: folder for judgements and tables.
         overrides: `section.key=value` changes to every judge.
         options: people's sheets, variants, another rubric.
+        overwrite: replace reports in `out` that judge has not written, or that were changed since.
 
     Raises:
-        UserError: files that cannot be used, or judgements in `out` that are of something else.
+        UserError: files that cannot be used, judgements in `out` that are of something else, or reports that may not be
+            replaced.
     """
     rules = rubric.read(options.rubric)
     work = _Work(list(jsonl.read(cases, Case)), _read(predictions, cases), rules, Path(out))
-    people = [one for sheet in options.imported for one in human_scores.read(sheet, rules)]
-    for name, source in _names(judges, "judge").items():
+    names, people = _names(judges, "judge"), _people(work, options.imported)
+    written = Written(work.out / "judge.meta.json", "judge", overwrite)
+    written.check(*(work.out / f"judge{suffix}" for suffix in SUFFIXES))
+    # What lies there is checked before anybody is asked.
+    models = {*names, *(judged.judge for judged in _judged(work))}
+    if double := models & {judged.judge for judged in people}:
+        raise UserError(f"--import: {double.pop()} is also the name of a judge in {work.out}. Rename the sheet.")
+    for name, source in names.items():
         _judge(work, name, loading.open_source(source, overrides), ("plain", *options.also))
     judged = [*_judged(work), *people]
     if not judged and not any(answer.text.strip() for answers in work.answers.values() for answer in answers):
@@ -83,7 +102,8 @@ def judge(
     axes = list(rules.axes)
     found = results.summary(judged, work.cases, work.answers, axes)
     found["provenance"] = _provenance(predictions, cases, options.rubric)
-    _write(found, axes, work.out)
+    written.write({work.out / f"judge{suffix}": text.encode() for suffix, text in _reports(found, axes).items()})
+    cli.say("\n\n".join(table.text() for table in results.tables(found, axes)))
     return found
 
 
@@ -93,6 +113,8 @@ def _read(predictions: Sequence[str | Path], cases: str | Path) -> dict[str, lis
     known = set(dialogue.keys(list(jsonl.read(cases, Case))))
     found = {}
     for name, path in _names(predictions, "predictions file").items():
+        if name.endswith(tuple(f".{variant}" for variant in ALSO)):
+            raise UserError(f"{path}: the end of its name is that of judgements with --also. Rename it.")
         found[name] = list(jsonl.read(path, Prediction))
         if strange := [one.question_id for one in found[name] if one.question_id not in known]:
             raise UserError(f"{path}: {strange[0]!r} is no turn of {cases}. Are these predictions of these cases?")
@@ -103,6 +125,8 @@ def _names(paths: Sequence[str | Path], what: str) -> dict[str, str | Path]:
     found: dict[str, str | Path] = {}
     for path in paths:
         name = Path(path).name.removesuffix(".yaml").removesuffix(".jsonl").removesuffix(".predictions")
+        if not name.strip("."):
+            raise UserError(f"{path}: a {what} goes by its name, and {name!r} can be none. Rename it.")
         if name in found:
             raise UserError(f"{path}: {found[name]} has the same name, and a {what} goes by its name. Rename one.")
         found[name] = path
@@ -110,25 +134,21 @@ def _names(paths: Sequence[str | Path], what: str) -> dict[str, str | Path]:
 
 
 def _judge(work: _Work, name: str, source: loading.Source, variants: Sequence[Variant]) -> None:
-    from cmexam_tune.cmb_clin import judging
-    from cmexam_tune.inference import provenance
-    from cmexam_tune.inference.records import ResumableFile
-
     writer: Any = None
-    for model, answers in work.answers.items():
+    for model in work.answers:
         for variant in variants:
-            task = judging.Task(work.cases, {one.question_id: one for one in answers}, work.rubric, variant)
+            task = work.task(model, variant)
             meta = {**provenance.of_model(source.config, source.run), "judged": _fingerprint(task)}
             path = place(work.out, name, model, variant)
             path.parent.mkdir(parents=True, exist_ok=True)
-            with ResumableFile(path, meta) as file:
+            with ResumableFile(path, meta, remedy="Move it away, or choose another --out.") as file:
                 if not file.known.issuperset(task.keys):
                     cli.note(f"{name} judges {model}" + (f" ({variant})" if variant != "plain" else ""))
                     writer = writer or judging.open_judge(source)
                     judging.judge_missing(file, writer, task)
 
 
-def _fingerprint(task: Any) -> str:
+def _fingerprint(task: judging.Task) -> str:
     """Return a checksum of everything a judge reads."""
     import hashlib
 
@@ -149,14 +169,53 @@ def place(out: Path, judge: str, model: str, variant: Variant) -> Path:
 
 def _judged(work: _Work) -> list[Judged]:
     """Return the judgements about these predictions in the folder, of all judges."""
-    found = []
+    judged = []
     for folder in sorted(path for path in (work.out / "judgements").glob("*") if path.is_dir()):
         for model in work.answers:
             for variant in ("plain", *ALSO):
                 path = place(work.out, folder.name, model, variant)
                 if path.is_file() and path.stat().st_size:
-                    found.append(Judged(folder.name, model, tuple(jsonl.read(path, Judgement)), variant))
-    return found
+                    judgements = tuple(_read_back(path, work.task(model, variant)))
+                    judged.append(Judged(folder.name, model, judgements, variant))
+    return judged
+
+
+def _read_back(path: Path, task: judging.Task) -> Iterator[Judgement]:
+    """Yield the judgements in a file, each of which must be one that the task can have led to.
+
+    Raises:
+        DataError: a line that is none; names file and line.
+        UserError: the file is about something else.
+    """
+    note = documents.read_json(meta_path(path), "note of judge")
+    if note.get("judged") != _fingerprint(task):
+        raise UserError(
+            f"{path}: holds judgements of another experiment (other answers, cases or rubric). Move it away, or choose "
+            "another --out."
+        )
+    known, line_of = set(task.keys), dict[str, int]()
+    for line, value in jsonl.read_objects(path, unfinished=True):
+        judgement = jsonl.from_object(Judgement, value, f"{path}:{line}")
+        key, scores = judgement.question_id, judgement.scores
+        problem = None if scores is None else task.rubric.problem(scores)
+        if key not in known:
+            problem = f"{key!r} is no answer that is judged here"
+        elif (first := line_of.setdefault(key, line)) != line:
+            problem = f"{key!r} is judged on line {first} already"
+        if problem:
+            raise DataError(f"{path}:{line}: {problem}. Delete the line; an answer that has none is judged again.")
+        yield judgement
+
+
+def _people(work: _Work, imported: Sequence[str | Path]) -> list[Judged]:
+    """Return the judgements in the sheets that people filled in."""
+    answered = {model: {answer.question_id for answer in answers} for model, answers in work.answers.items()}
+    names = [Path(path).stem for path in imported]
+    if double := [name for name in names if names.count(name) > 1]:
+        raise UserError(
+            f"--import: two sheets are called {double[0]}, and a judge goes by the sheet's name. Rename one."
+        )
+    return [judged for path in imported for judged in human_scores.read(path, work.rubric, answered)]
 
 
 def _provenance(predictions: Sequence[str | Path], cases: str | Path, words: str | Path | None) -> dict[str, Any]:
@@ -168,19 +227,17 @@ def _provenance(predictions: Sequence[str | Path], cases: str | Path, words: str
     }
 
 
-def _write(found: Mapping[str, Any], axes: Sequence[str], out: Path) -> None:
+def _reports(found: Mapping[str, Any], axes: Sequence[str]) -> dict[str, str]:
+    """Return suffix -> text of every file that is made of a summary."""
     tables = results.tables(found, axes)
     page = "".join(table.html() for table in tables)
-    written = {
-        ".md": "\n".join(table.markdown() for table in tables),
-        ".tex": "\n".join(table.latex() for table in tables),
-        ".html": f'<!doctype html><html lang="en"><meta charset="utf-8"><title>CMB-Clin</title>{page}</html>\n',
-        ".json": json.dumps(found, ensure_ascii=False, indent=1) + "\n",
-    }
-    for suffix, text in written.items():
-        with files.atomic_write(out / f"judge{suffix}") as handle:
-            handle.write(text)
-    cli.say("\n\n".join(table.text() for table in tables))
+    texts = (
+        "\n".join(table.markdown() for table in tables),
+        "\n".join(table.latex() for table in tables),
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>CMB-Clin</title>{page}</html>\n',
+        json.dumps(found, ensure_ascii=False, indent=1) + "\n",
+    )
+    return dict(zip(SUFFIXES, texts, strict=True))
 
 
 def main(argv: Sequence[str]) -> int | None:
@@ -199,6 +256,7 @@ def main(argv: Sequence[str]) -> int | None:
     parser.add_argument("--sample", type=int, metavar="N", help="with --export: so many answers (default: all)")
     parser.add_argument("--seed", type=int, default=0, help="with --export: of drawing and shuffling (default: 0)")
     parser.add_argument("--import", dest="imported", nargs="+", default=[], metavar="SHEET.xlsx", help="filled sheets")
+    parser.add_argument("--overwrite", action="store_true", help="replace reports in DIR that judge has not written")
     got = parser.parse_intermixed_args(list(argv))
     if got.sample is not None and got.sample < 1:
         raise UserError(f"--sample {got.sample}: at least 1 is needed.")
@@ -212,7 +270,7 @@ def main(argv: Sequence[str]) -> int | None:
         raise UserError("judge: --out names the folder for judgements and tables (or --export a sheet).")
     options = Options(got.imported, got.also, got.rubric)
     judges, more = cli.without_overrides(got.config)
-    judge(got.predictions, got.cases, judges, got.out, [*more, *got.overrides], options)
+    judge(got.predictions, got.cases, judges, got.out, [*more, *got.overrides], options, overwrite=got.overwrite)
     return None
 
 

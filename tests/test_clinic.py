@@ -2,6 +2,7 @@
 
 import json
 import re
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -286,6 +287,70 @@ def test_wrong_commands(argv: list[str], message: str, cases: Path, tmp_path: Pa
         judge([answered(tmp_path, "mute", (" ",))], cases, [], tmp_path / "o")
 
 
+@pytest.mark.parametrize("name", ["judge.md", "judge.html", "judge.tex", "judge.json"])
+def test_reports_of_others_are_not_replaced(name: str, cases: Path, tmp_path: Path) -> None:
+    out, file = tmp_path / "out", answered(tmp_path, "one")
+    with serving(lambda body, count: json.dumps(GOOD)) as server:
+        panel = recipe(tmp_path, "j", server.url)
+        out.mkdir()
+        (out / name).write_text("my notes")
+        with pytest.raises(UserError, match=rf"{name}: exists and was not written by judge.*--overwrite"):
+            judge([file], cases, [panel], out)
+        assert not server.bodies and (out / name).read_text() == "my notes"
+        command = ["--predictions", str(file), "--cases", str(cases), "--config", str(panel), "--out", str(out)]
+        judge_main([*command, "--overwrite"])
+        judge_main(command)
+        with (out / name).open("a") as handle:
+            handle.write("my notes")
+        with pytest.raises(UserError, match="or was changed since"):
+            judge_main(command)
+        assert (out / name).read_text().endswith("my notes") and len(server.bodies) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda lines: [lines[0].replace('"fluency": 5', '"fluency": 99'), *lines[1:]], "one.jsonl:1: fluency is 99"),
+        (lambda lines: [*lines[:2], lines[2].replace("fluency", "style")], "one.jsonl:3: the axes are style, rel"),
+        (lambda lines: [*lines, lines[1]], "one.jsonl:4: '0:2' is judged on line 2 already"),
+        (lambda lines: [lines[0].replace("0:1", "7:1"), *lines[1:]], "one.jsonl:1: '7:1' is no answer"),
+        (lambda lines: ["[]\n", *lines[1:]], "one.jsonl:1: a JSON object"),
+    ],
+)
+def test_judgements_that_were_changed_are_refused(change: Any, message: str, cases: Path, tmp_path: Path) -> None:
+    out, file = tmp_path / "out", answered(tmp_path, "one")
+    with serving(lambda body, count: json.dumps(GOOD)) as server:
+        judge([file], cases, [recipe(tmp_path, "j", server.url)], out)
+        path = out / "judgements" / "j" / "one.jsonl"
+        before = path.read_text()
+        path.write_text("".join(change(before.replace('\\"', "'").splitlines(keepends=True))))
+        for panel in ([], [recipe(tmp_path, "another", server.url)]):
+            with pytest.raises(DataError, match=message):
+                judge([file], cases, panel, out)
+        assert len(server.bodies) == 3
+        path.write_text(before + '{"question_id": "0:')  # half a line, of a run that was killed
+        assert judge([file], cases, [], out)["models"]["one"]["judges"]["j"]["n"] == 3
+
+
+def test_judgements_of_other_answers_are_not_counted(cases: Path, tmp_path: Path) -> None:
+    with serving(lambda body, count: json.dumps(GOOD)) as server:
+        judge([answered(tmp_path, "one")], cases, [recipe(tmp_path, "j", server.url)], tmp_path / "out")
+        again = answered(tmp_path / "out", "one", ("别的", "乙答", "丙答"))
+        with pytest.raises(UserError, match=r"j/one.jsonl: holds judgements of another experiment"):
+            judge([again], cases, [recipe(tmp_path, "k", server.url)], tmp_path / "out")
+
+
+def test_names_stay_inside_the_folder(cases: Path, tmp_path: Path) -> None:
+    file = answered(tmp_path, "one")
+    (tmp_path / "...yaml").write_text("extends: zeroshot_vllm.yaml\n")
+    for panel in (tmp_path / "...yaml", tmp_path / ".yaml", Path(), Path("..")):
+        with pytest.raises(UserError, match="a judge goes by its name"):
+            judge([file], cases, [panel], tmp_path / "out")
+    with pytest.raises(UserError, match="with --also"):  # else it would share a file with one.jsonl judged in reverse
+        judge([answered(tmp_path, "one.reversed")], cases, [], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 # --- people ------------------------------------------------------------------------------------------------------
 
 
@@ -312,7 +377,11 @@ def test_a_sheet_is_blind_and_comes_back(cases: Path, tmp_path: Path) -> None:
     book.active.cell(2, 7).value = 7
     book.save(tmp_path / "sheet_bad.xlsx")
     with pytest.raises(DataError, match=r"row 2: fluency is 7, an integer from 1 to 5"):
-        human_scores.read(tmp_path / "sheet_bad.xlsx", rubric.read())
+        human_scores.read(
+            tmp_path / "sheet_bad.xlsx",
+            rubric.read(),
+            {"first_model": {"0:1", "0:2"}, "second_model": set(dialogue.keys(CASES))},
+        )
 
 
 def test_a_sample_is_drawn_evenly(tmp_path: Path) -> None:
@@ -320,6 +389,91 @@ def test_a_sample_is_drawn_evenly(tmp_path: Path) -> None:
     assert human_scores.export(tmp_path / "s.xlsx", CASES, answers, rubric.read(), sample=6, seed=1) == 6
     models = [place["model"] for place in json.loads(human_scores.key_path(tmp_path / "s.xlsx").read_text())]
     assert sorted(models) == ["a", "a", "b", "b", "c", "c"]
+
+
+def filled_sheet(cases: Path, tmp_path: Path) -> tuple[Path, list[Path]]:
+    """Export a sheet of one model's three answers, and fill it in."""
+    files = [answered(tmp_path, "one")]
+    sheet = tmp_path / "sheet.xlsx"
+    judge_main(["--predictions", str(files[0]), "--cases", str(cases), "--export", str(sheet)])
+    book = openpyxl.load_workbook(sheet)
+    for row in book.active.iter_rows(min_row=2, min_col=7):
+        for cell in row:
+            cell.value = 4
+    book.save(sheet)
+    return sheet, files
+
+
+def test_a_sheet_with_a_number_twice_is_refused(cases: Path, tmp_path: Path) -> None:
+    sheet, files = filled_sheet(cases, tmp_path)
+    book = openpyxl.load_workbook(sheet)
+    book.active.cell(4, 1).value = 1
+    book.save(sheet)
+    with pytest.raises(DataError, match=r"sheet.xlsx: row 4: no. 1 is on row 2 already"):
+        judge(files, cases, [], tmp_path / "out", options=Options(imported=[sheet]))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": "two"}, r"key.json: row 3: '.*' of 'two' is in no file of --predictions"),
+        ({"question_id": "9:9"}, r"key.json: row 3: '9:9' of 'one' is in no file"),
+        ({"row": 2}, r"key.json: row 2: the row or its answer stands twice"),
+    ],
+)
+def test_a_key_of_something_else_is_refused(change: dict[str, Any], message: str, cases: Path, tmp_path: Path) -> None:
+    sheet, files = filled_sheet(cases, tmp_path)
+    key = human_scores.key_path(sheet)
+    places = json.loads(key.read_text())
+    places[1] |= change
+    key.write_text(json.dumps(places))
+    with pytest.raises(DataError, match=message):
+        judge(files, cases, [], tmp_path / "out", options=Options(imported=[sheet]))
+
+
+def test_judges_of_one_name_are_told_apart(cases: Path, tmp_path: Path) -> None:
+    sheet, files = filled_sheet(cases, tmp_path)
+    with pytest.raises(UserError, match="two sheets are called sheet"):
+        judge(files, cases, [], tmp_path / "out", options=Options(imported=[sheet, sheet]))
+    with serving(lambda body, count: json.dumps(GOOD)) as server:
+        judge(files, cases, [recipe(tmp_path, "sheet", server.url)], tmp_path / "out")
+    with pytest.raises(UserError, match="also the name of a judge"):
+        judge(files, cases, [], tmp_path / "out", options=Options(imported=[sheet]))
+
+
+def damaged(sheet: Path, part: str, text: bytes) -> None:
+    """Replace one part of a workbook."""
+    with zipfile.ZipFile(sheet) as packed:
+        parts = {name: packed.read(name) for name in packed.namelist()}
+    assert part in parts
+    with zipfile.ZipFile(sheet, "w") as packed:
+        for name, content in parts.items():
+            packed.writestr(name, text if name == part else content)
+
+
+@pytest.mark.parametrize(
+    ("part", "text"),
+    [
+        ("xl/workbook.xml", b"no XML"),
+        ("xl/worksheets/sheet1.xml", b"<worksheet><sheetData><row>"),
+        ("[Content_Types].xml", b""),
+    ],
+)
+def test_a_damaged_sheet_is_one_message(part: str, text: bytes, cases: Path, tmp_path: Path) -> None:
+    sheet, files = filled_sheet(cases, tmp_path)
+    damaged(sheet, part, text)
+    with pytest.raises(DataError, match=r"sheet.xlsx: not an .xlsx workbook that can be read"):
+        judge(files, cases, [], tmp_path / "out", options=Options(imported=[sheet]))
+
+
+def test_a_sheet_that_is_a_chart_is_one_message(cases: Path, tmp_path: Path) -> None:
+    sheet, files = filled_sheet(cases, tmp_path)
+    book = openpyxl.Workbook()
+    book.create_chartsheet("chart").add_chart(openpyxl.chart.BarChart())
+    del book["Sheet"]
+    book.save(sheet)
+    with pytest.raises(DataError, match=r"sheet.xlsx: (not an .xlsx workbook|no sheet has cells)"):
+        judge(files, cases, [], tmp_path / "out", options=Options(imported=[sheet]))
 
 
 # --- agreement, witnessed by scipy and scikit-learn ----------------------------------------------------------------

@@ -5,14 +5,14 @@ Which row is whose answer stands in a file beside the sheet, which the judge doe
 
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from cmexam_tune.cmb_clin.judgements import Judged, Judgement
 from cmexam_tune.cmb_clin.rubric import HIGH, LOW, Rubric
-from cmexam_tune.core import documents, files, jsonl
+from cmexam_tune.core import documents, files, jsonl, workbooks
 from cmexam_tune.core.errors import DataError, UserError
 from cmexam_tune.core.schema import Case, Prediction
 from cmexam_tune.prompts import dialogue
@@ -132,29 +132,34 @@ def _book(rows: Sequence[Sequence[Any]], rubric: Rubric) -> Any:
     return book
 
 
-def read(path: str | Path, rubric: Rubric, judge: str | None = None) -> list[Judged]:
+def read(
+    path: str | Path, rubric: Rubric, answered: Mapping[str, Collection[str]], judge: str | None = None
+) -> list[Judged]:
     """Return what a person filled in, one `Judged` for each model; rows without any score are left out.
 
     Args:
         path: the sheet; its key is beside it, also for copies `NAME.xlsx` of it given to several people, where
             `NAME` starts with the name of the sheet.
         rubric: the one it was written with.
+        answered: name of the predictions -> ids of the turns they answer; the key may name no others.
         judge: name of the judge; default: the sheet's.
 
     Raises:
         UserError: no sheet, no key, or a sheet that cannot be read.
-        DataError: a row that is scored in part, or a score that is no integer from 1 to 5; names sheet and row.
+        DataError: a row that is scored in part, a score that is no integer from 1 to 5, a number that is not in the key
+            or stands twice, or a key of other predictions; names file and row.
     """
     path = files.check_input(path, "sheet")
-    places = _key_of(path)
+    places = _key_of(path, answered)
     header, *rows = _cells(path)
     columns = {axis: header.index(axis) for axis in rubric.axes if axis in header}
     if missing := [axis for axis in rubric.axes if axis not in columns]:
         raise DataError(f"{path}: no column {', '.join(missing)}. Is this the sheet that `judge --export` wrote?")
-    found: dict[str, list[Judgement]] = {place.model: [] for place in places.values()}
+    judgements: dict[str, list[Judgement]] = {place.model: [] for place in places.values()}
+    row_of: dict[int, int] = {}
     for number, row in enumerate(rows, 2):
-        scores = {axis: row[column] if column < len(row) else None for axis, column in columns.items()}
-        if all(score in (None, "") for score in scores.values()):
+        cells = {axis: row[column] if column < len(row) else None for axis, column in columns.items()}
+        if all(cell in (None, "") for cell in cells.values()):
             continue
         try:
             place = places[int(str(row[0])) + 1]
@@ -162,37 +167,47 @@ def read(path: str | Path, rubric: Rubric, judge: str | None = None) -> list[Jud
             raise DataError(
                 f"{path}: row {number}: no. {row[0]!r} is not in its key. Leave the column as it was."
             ) from None
-        for axis, score in scores.items():
-            if isinstance(score, bool) or score not in range(LOW, HIGH + 1):
-                raise DataError(
-                    f"{path}: row {number}: {axis} is {score!r}, an integer from {LOW} to {HIGH} is needed."
-                )
-        given = {axis: int(str(score).removesuffix(".0")) for axis, score in scores.items()}
-        found[place.model].append(Judgement(place.question_id, "", given))
+        if (first := row_of.setdefault(place.row, number)) != number:
+            raise DataError(f"{path}: row {number}: no. {row[0]} is on row {first} already. Delete one of them.")
+        # Spreadsheets keep every number as a float.
+        scores: dict[str, Any] = {
+            axis: int(cell) if isinstance(cell, float) and cell.is_integer() else cell for axis, cell in cells.items()
+        }
+        if problem := rubric.problem(scores):
+            raise DataError(f"{path}: row {number}: {problem}.")
+        judgements[place.model].append(Judgement(place.question_id, "", scores))
     name = judge or path.stem
-    return [Judged(name, model, tuple(given)) for model, given in found.items() if given]
+    return [Judged(name, model, tuple(scored)) for model, scored in judgements.items() if scored]
 
 
-def _key_of(path: Path) -> dict[int, Place]:
+def _key_of(path: Path, answered: Mapping[str, Collection[str]]) -> dict[int, Place]:
+    """Return row -> whose answer it is."""
     keys = [key for key in sorted(path.parent.glob("*.xlsx.key.json")) if path.name.startswith(key.name[:-14])]
     if not keys:
         raise UserError(f"{path}: no {key_path(path).name} beside it, which says whose answers these are.")
     key = max(keys, key=lambda one: len(one.name))
     try:
         places = [jsonl.from_object(Place, place, str(key)) for place in documents.read_json(key, "key", list)]
-        return {place.row: place for place in places}
     except (UserError, AttributeError):
         raise DataError(f"{key}: is no key of a sheet. Export the sheet again.") from None
+    rows: dict[int, Place] = {}
+    answers: set[tuple[str, str]] = set()
+    for place in places:
+        where, answer = f"{key}: row {place.row}", (place.model, place.question_id)
+        if place.question_id not in answered.get(place.model, ()):
+            raise DataError(
+                f"{where}: {place.question_id!r} of {place.model!r} is in no file of --predictions. Give those that "
+                "were exported."
+            )
+        if place.row in rows or answer in answers:
+            raise DataError(f"{where}: the row or its answer stands twice. Export the sheet again.")
+        rows[place.row] = place
+        answers.add(answer)
+    return rows
 
 
 def _cells(path: Path) -> list[list[Any]]:
-    from zipfile import BadZipFile
-
-    from openpyxl import load_workbook
-    from openpyxl.utils.exceptions import InvalidFileException
-
-    try:
-        sheet = load_workbook(path, read_only=True, data_only=True).worksheets[0]
-        return [list(row) for row in sheet.iter_rows(values_only=True)] or [[]]
-    except (BadZipFile, InvalidFileException, KeyError, ValueError, IndexError, OSError) as error:
-        raise DataError(f"{path}: cannot be read as .xlsx ({error}).") from None
+    with workbooks.opened(path) as book:
+        if not book.worksheets:
+            raise DataError(f"{path}: no sheet has cells. Is this the sheet that `judge --export` wrote?")
+        return [list(row) for row in book.worksheets[0].iter_rows(values_only=True)] or [[]]

@@ -102,11 +102,18 @@ class Rubric:
             scores = json.loads(text)
         except (ValueError, RecursionError):
             return None
-        if not isinstance(scores, dict) or {*scores} != {*self.axes}:
-            return None
-        if any(type(score) is not int or not LOW <= score <= HIGH for score in scores.values()):
+        if not isinstance(scores, dict) or self.problem(scores):
             return None
         return {axis: scores[axis] for axis in self.axes}
+
+    def problem(self, scores: Mapping[str, object]) -> str | None:
+        """Say why these are no scores of this rubric, or return None: all axes are needed, each an integer 1 to 5."""
+        if {*scores} != {*self.axes}:
+            return f"the axes are {', '.join(scores) or 'missing'}; the rubric has {', '.join(self.axes)}"
+        for axis, score in scores.items():
+            if type(score) is not int or not LOW <= score <= HIGH:
+                return f"{axis} is {score!r}, an integer from {LOW} to {HIGH} is needed"
+        return None
 
     def _order(self, variant: Variant) -> list[str]:
         return list(self.axes)[:: -1 if variant == "reversed" else 1]

@@ -32,8 +32,10 @@ def check(path: str | Path, what: str = "file") -> Path:
     return path
 
 
-def read_objects(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_objects(path: str | Path, *, unfinished: bool = False) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (line number from 1, JSON object) for every line that is not blank.
+
+    With `unfinished` a last line without its newline, which a killed program leaves, is left out.
 
     Raises:
         UserError: the file is missing or empty.
@@ -43,6 +45,8 @@ def read_objects(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
     number = 0
     with path.open("rb") as handle:
         for number, raw in enumerate(handle, 1):
+            if unfinished and not raw.endswith(b"\n"):
+                return
             try:
                 text = raw.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:

@@ -3,13 +3,12 @@
 import codecs
 import csv
 import json
-import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
 
+from cmexam_tune.core import workbooks
 from cmexam_tune.core.documents import Broken, parse_json, unique
 from cmexam_tune.core.errors import DataError
 from cmexam_tune.core.files import check_input
@@ -21,12 +20,6 @@ EXTRA_CELLS = ""
 SECTION = "#section"
 """Key of the sheet of a workbook with several, or of the name of the array that an item stands in."""
 _LARGEST_FIELD = 1 << 30
-_LARGEST_BOOK = 1 << 31
-_BROKEN_BOOK = (
-    *(zipfile.BadZipFile, zlib.error, SyntaxError, ArithmeticError, AttributeError, EOFError, LookupError),
-    *(NotImplementedError, RuntimeError, TypeError, ValueError),
-)
-"""What openpyxl lets through from damaged workbooks; broken XML is a SyntaxError, entity expansion a ValueError."""
 
 
 def read(path: Path) -> Iterator[tuple[int, Row]]:
@@ -99,33 +92,18 @@ def _not_utf8(path: Path, line: int, offset: int, byte: int) -> NoReturn:
 
 
 def _xlsx(path: Path) -> Iterator[Row]:
-    import openpyxl
-
-    try:
-        with zipfile.ZipFile(path) as packed:
-            if sum(part.file_size for part in packed.infolist()) > _LARGEST_BOOK:
-                raise DataError(f"{path}: unpacks to more than {_LARGEST_BOOK >> 30} GiB. Save the sheet as CSV UTF-8.")
-        try:
-            book = openpyxl.load_workbook(path, read_only=True, data_only=True)
-        except AttributeError:  # openpyxl cannot open sheets that are charts in this way
-            book = openpyxl.load_workbook(path, data_only=True)
-        try:
-            empty = True
-            for sheet in book.worksheets:
-                cells = ([*row] for row in sheet.iter_rows(values_only=True))
-                header = next((row for row in cells if any(cell is not None for cell in row)), None)
-                if header is None:
-                    continue
-                empty = False
-                for row in _table(path, chain([header], cells)):
-                    yield {**row, SECTION: sheet.title} if len(book.worksheets) > 1 else row
-            if empty:
-                raise DataError(f"{path}: no sheet holds a row. Save the table as the first sheet, or as CSV UTF-8.")
-        finally:
-            book.close()
-    except _BROKEN_BOOK as error:
-        what = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-        raise DataError(f"{path}: not an .xlsx workbook that can be read ({what}). Save it again, or as CSV.") from None
+    with workbooks.opened(path) as book:
+        empty = True
+        for sheet in book.worksheets:
+            cells = ([*row] for row in sheet.iter_rows(values_only=True))
+            header = next((row for row in cells if any(cell is not None for cell in row)), None)
+            if header is None:
+                continue
+            empty = False
+            for row in _table(path, chain([header], cells)):
+                yield {**row, SECTION: sheet.title} if len(book.worksheets) > 1 else row
+        if empty:
+            raise DataError(f"{path}: no sheet holds a row. Save the table as the first sheet, or as CSV UTF-8.")
 
 
 def _lines(path: Path) -> Iterator[Row]:

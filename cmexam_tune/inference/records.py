@@ -64,10 +64,19 @@ class ResumableFile:
     """
 
     def __init__(
-        self, path: str | Path, meta: Mapping[str, Any], overwrite: bool = False, processes: Processes | None = None
+        self,
+        path: str | Path,
+        meta: Mapping[str, Any],
+        overwrite: bool = False,
+        processes: Processes | None = None,
+        *,
+        remedy: str = "Add --overwrite to replace it, or choose another --out.",
     ) -> None:
-        """Take where the records go, what they come from, whether old ones are replaced, and who else writes."""
-        self.path, self.meta = Path(path), meta
+        """Take where the records go, what they come from, whether old ones are replaced, and who else writes.
+
+        `remedy` ends the message about records of another experiment; not every program has --overwrite for them.
+        """
+        self.path, self.meta, self.remedy = Path(path), meta, remedy
         self.processes = processes or Processes()
         self.known: frozenset[str] = frozenset()
         """Keys that need no answer any more."""
@@ -123,8 +132,7 @@ class ResumableFile:
         lines = self._lines()
         if changed := provenance.differences(note, json.loads(json.dumps(self.meta))):
             raise UserError(
-                f"{self.path}: holds predictions of another experiment; other {', '.join(changed)}. "
-                "Add --overwrite to replace it, or choose another --out."
+                f"{self.path}: holds predictions of another experiment; other {', '.join(changed)}. {self.remedy}"
             )
         self._fresh = False
         return lines, dict(note.get("result") or {})

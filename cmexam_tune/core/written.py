@@ -1,0 +1,87 @@
+"""Files that a program may replace because it wrote them: their checksums are noted beside them."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cmexam_tune.core import files, jsonl
+from cmexam_tune.core.errors import UserError
+
+
+@dataclass(frozen=True)
+class Note:
+    """What lies beside the files."""
+
+    program: str
+    sha256: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """File name -> checksums of what the program wrote there: one, or two while it is being replaced."""
+
+
+class Written:
+    """Files of one folder that a program writes again and again, and of which it replaces only its own.
+
+    A file that somebody else put there, or has changed since, is not its own.
+    """
+
+    def __init__(self, note: str | Path, program: str, overwrite: bool = False) -> None:
+        """Read the note.
+
+        Args:
+            note: path of the note, in the folder of the files.
+            program: who writes them.
+            overwrite: whether files that are not its own are replaced.
+
+        Raises:
+            UserError: another program's file is at `note`.
+        """
+        self.path, self.program, self.overwrite = files.check_output(note, overwrite=True), program, overwrite
+        self.known: Mapping[str, tuple[str, ...]] = {}
+        if self.path.exists():
+            try:
+                read = jsonl.read_one(self.path, Note, "note")
+            except UserError:
+                read = Note("")
+            if read.program == program:
+                self.known = read.sha256
+            elif not overwrite:
+                raise self._refused(self.path)
+
+    def check(self, *paths: Path) -> None:
+        """Refuse what may not be replaced.
+
+        Raises:
+            UserError: a file is at one of the paths that the program has not written as it is.
+        """
+        for path in paths:
+            files.check_output(path, overwrite=True)
+            if path.exists() and not self.overwrite and files.sha256(path) not in self.known.get(path.name, ()):
+                raise self._refused(path)
+
+    def write(self, contents: Mapping[Path, bytes]) -> None:
+        """Replace files, each in one step.
+
+        Raises:
+            UserError: as `check`, which is asked once more.
+        """
+        self.check(*contents)
+        sums = {path.name: hashlib.sha256(content).hexdigest() for path, content in contents.items()}
+        # Noted before and after: whenever the program is killed, old and new files are both known.
+        self._note({name: (*self.known.get(name, ()), checksum) for name, checksum in sums.items()})
+        for path, content in contents.items():
+            with files.atomic_write(path, binary=True) as handle:
+                handle.write(content)
+        self._note({name: (checksum,) for name, checksum in sums.items()})
+
+    def _note(self, sums: Mapping[str, tuple[str, ...]]) -> None:
+        self.known = {**self.known, **sums}
+        with files.atomic_write(self.path) as handle:
+            json.dump({"program": self.program, "sha256": self.known}, handle, ensure_ascii=False, indent=1)
+            handle.write("\n")
+
+    def _refused(self, path: Path) -> UserError:
+        return UserError(
+            f"{path}: exists and was not written by {self.program}, or was changed since. Move it away, choose another "
+            "--out, or add --overwrite to replace it."
+        )

@@ -13,7 +13,7 @@ from cmexam_tune import prompts
 from cmexam_tune.config import Config
 from cmexam_tune.core import cli, variants
 from cmexam_tune.core.errors import UserError
-from cmexam_tune.core.schema import Question, Turn
+from cmexam_tune.core.schema import Question
 from cmexam_tune.exams._cells import Cells, Unreadable
 
 if TYPE_CHECKING:
@@ -80,18 +80,20 @@ def reply(config: Config, loaded: "Loaded", messages: Messages) -> Reply:
         TooLong: more tokens than the model has positions for.
         UserError: the last message is not the user's, or unusable generation settings.
     """
-    asked = put(config, loaded, messages)
+    prompt = asked(messages, prompts.style_of(config.prompt))
     # Where it samples, a conversation is not to be repeated.
     anew = dataclasses.replace(config.generation, seed=random.getrandbits(32))
     decoder = _decoder(dataclasses.replace(config, generation=anew), loaded)
-    _check_length(decoder, asked)
-    written = next(decoder.write([asked]))
+    if not decoder.codec.remembers:
+        prompt = dataclasses.replace(prompt, history=())
+    _check_length(decoder, prompt)
+    written = next(decoder.write([prompt]))
     return Reply(written.text.strip(), written.prompt_tokens, written.tokens)
 
 
-def _check_length(decoder: Any, asked: prompts.Asked) -> None:
+def _check_length(decoder: Any, prompt: prompts.Asked) -> None:
     """Refuse more than the model has positions for: its attention would need memory without end."""
-    (item,) = decoder.ask([asked])
+    (item,) = decoder.ask([prompt])
     most = getattr(decoder.model.config, "max_position_embeddings", None)
     if most is not None and len(item.ids) > most:
         raise TooLong(
@@ -110,25 +112,33 @@ def _decoder(config: Config, loaded: "Loaded") -> Any:
     return family.decoder(loaded, config)
 
 
-def put(config: Config, loaded: "Loaded", messages: Messages) -> prompts.Asked:
+def asked(messages: Messages, style: str | prompts.Style | None = None) -> prompts.Asked:
     """Return a conversation as the model is asked.
+
+    Args:
+        messages: they keep their roles and order, so that a template that has no form for them can refuse.
+        style: puts the user's exam questions into its words; None: every message goes to the model as it is.
 
     Raises:
         UserError: the last message is not the user's.
     """
     if not messages or messages[-1]["role"] != "user":
         raise UserError("the last message must have the role user.")
-    style = prompts.style_of(config.prompt)
-    spoken = [m["content"] if m["role"] == "assistant" else _ask(m["content"], style)
-              for m in messages if m["role"] != "system"]  # fmt: skip
-    turns = tuple(Turn(*pair) for pair in zip(spoken[:-1:2], spoken[1::2], strict=False))
-    system = next((m["content"] for m in messages if m["role"] == "system"), None)
+    history: list[prompts.Message] = []
+    for message in messages:
+        content = message["content"]
+        if message["role"] == "user" and style is not None:
+            content = in_style(content, style)
+        history.append(prompts.Message(message["role"], content))
+    last = history.pop()
+    # Published wrappers have a place for a system text at the start, and only there.
+    system = history.pop(0).content if history and history[0].role == "system" else None
     nothing = Question("chat", "?", {"A": "?", "B": "?"}, None)
-    return prompts.Asked(nothing, lambda question: spoken[-1], turns if remembers(config, loaded) else (), system)
+    return prompts.Asked(nothing, lambda question: last.content, tuple(history), system)
 
 
-def _ask(text: str, style: str | prompts.Style) -> str:
-    """Return an exam question in the style that the model was trained on, and any other text as it is."""
+def in_style(text: str, style: str | prompts.Style) -> str:
+    """Return an exam question in the words of a style, and any other text as it is."""
     start = re.search(r"^\s*[(（]?[AaＡａ][\s.．、:：)）]", text, re.MULTILINE)
     if start is None or not text[: start.start()].strip():
         return text

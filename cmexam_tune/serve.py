@@ -20,6 +20,7 @@ from cmexam_tune.core.errors import UserError
 from cmexam_tune.core.schema import Question
 from cmexam_tune.inference.serving.openai_protocol import (
     FIELDS,
+    IGNORED,
     NEUTRAL,
     Refused,
     Stream,
@@ -28,14 +29,16 @@ from cmexam_tune.inference.serving.openai_protocol import (
     conversation,
     event,
     number,
+    seed,
     stop_texts,
     top_tokens,
     with_usage,
 )
-from cmexam_tune.prompts import Asked
+from cmexam_tune.prompts import Asked, style_of
 
 if TYPE_CHECKING:
     from fastapi import FastAPI, Request
+    from fastapi.responses import JSONResponse
 
     from cmexam_tune.inference.serving.batcher import Together
     from cmexam_tune.models.families import Loaded
@@ -66,34 +69,51 @@ class Limits:
 
 
 def application(
-    config: Config, loaded: "Loaded", name: str, limits: Limits | None = None, api_key: str | None = None
+    config: Config,
+    loaded: "Loaded",
+    name: str,
+    limits: Limits | None = None,
+    api_key: str | None = None,
+    *,
+    ask_as_trained: bool = False,
 ) -> "FastAPI":
     """Return the web application that answers with `loaded` under the model name `name`.
+
+    Messages go to the model as they are. With `ask_as_trained` exam questions are put into the words of the config's
+    style, and its system text stands before conversations without one.
 
     Raises:
         UserError: fastapi is not installed.
     """
     try:
         from fastapi import FastAPI, Request
-        from fastapi.responses import JSONResponse, StreamingResponse
+        from fastapi.responses import StreamingResponse
     except ImportError:
         raise UserError("serve needs fastapi and uvicorn: pip install 'cmexam_tune[serve]'") from None
     from cmexam_tune.inference.serving.batcher import Together
 
     app = FastAPI(title="cmexam_tune", docs_url=None, redoc_url=None, openapi_url=None)
-    service = Service(config, loaded, name, limits or Limits(), api_key, Together(loaded, config.generation.batch_size))
+    together = Together(loaded, config.generation.batch_size)
+    service = Service(config, loaded, name, limits or Limits(), api_key, together, ask_as_trained)
 
-    app.add_exception_handler(Refused, lambda _, error: JSONResponse(_refused(error).content(), _refused(error).status))
+    _answer_errors(app)
 
     @app.get("/health")
     def health() -> dict[str, str]:
         return {"status": "ok"}
 
+    entry = {"id": name, "object": "model", "created": 0, "owned_by": "cmexam_tune"}
+
     @app.get("/v1/models")
-    def models(request: Request) -> Any:
+    def models(request: Request) -> dict[str, Any]:
         check_key(api_key, request.headers)
-        entry = {"id": name, "object": "model", "created": 0, "owned_by": "cmexam_tune"}
         return {"object": "list", "data": [entry]}
+
+    @app.get("/v1/models/{wanted:path}")
+    def model(request: Request, wanted: str) -> dict[str, Any]:
+        check_key(api_key, request.headers)
+        service.check_name(wanted)
+        return entry
 
     async def answer(request: Request) -> Any:
         try:
@@ -102,19 +122,39 @@ def application(
             # A request that is refused gets its status before anything is sent.
             got: Any = await anext(progress)
         except Exception as error:  # noqa: BLE001 - the client gets an error object, whatever happened
-            refused = _refused(error)
-            return JSONResponse(refused.content(), refused.status)
+            return _error_object(error)
         chatting = "messages" in wanted
         if wanted.get("stream"):
             stream = Stream(wanted, name, chatting)
             return StreamingResponse(_events(got, progress, stream), media_type="text/event-stream")
-        return JSONResponse(completion(got, wanted, name, chatting))
+        return completion(got, wanted, name, chatting)
 
-    for route in (models, answer):
+    for route in (models, model, answer):
         route.__annotations__["request"] = Request
     app.post("/v1/chat/completions", response_model=None)(answer)
     app.post("/v1/completions", response_model=None)(answer)
     return app
+
+
+def _answer_errors(app: "FastAPI") -> None:
+    """Let whatever is refused, routes that do not exist included, be answered with OpenAI's error object."""
+
+    def no_route(status: int, why: str) -> None:
+        def refuse(request: "Request", error: Exception) -> "JSONResponse":
+            return _error_object(Refused(status, f"{request.method} {request.url.path}: {why}."))
+
+        app.add_exception_handler(status, refuse)
+
+    app.add_exception_handler(Refused, lambda _, error: _error_object(error))
+    no_route(404, "there is no such route")
+    no_route(405, "the route is not for this method")
+
+
+def _error_object(error: Exception) -> "JSONResponse":
+    from fastapi.responses import JSONResponse
+
+    refused = _refused(error)
+    return JSONResponse(refused.content(), refused.status)
 
 
 async def _body(request: "Request", limit: int) -> str:
@@ -160,6 +200,7 @@ class Service:
     limits: Limits
     api_key: str | None
     together: "Together"
+    ask_as_trained: bool = False
 
     def read(self, headers: Mapping[str, str], body: str) -> dict[str, Any]:
         """Return a request as the protocol describes it, or refuse it."""
@@ -170,14 +211,20 @@ class Service:
             raise Refused(400, str(error)) from None
         if not isinstance(wanted, dict):
             raise Refused(400, f"request: an object is needed, found {type(wanted).__name__}.")
+        # Clients send null for what they leave open; it stands for a field that is not there, also for one unknown.
+        wanted = {field: value for field, value in wanted.items() if value is not None}
         for field, value in wanted.items():
-            if field in NEUTRAL and value is not None and value not in NEUTRAL[field]:
+            if field in NEUTRAL and value not in NEUTRAL[field]:
                 raise Refused(400, f"{field}: only {NEUTRAL[field][0]!r} is possible here.", field)
-            if field not in NEUTRAL and field not in FIELDS:
+            if field not in FIELDS | IGNORED | NEUTRAL.keys():
                 raise Refused(400, f"{field[:100]}: is not supported here.", field[:100])
-        if wanted.get("model", self.name) != self.name:
-            raise Refused(404, f"model {wanted['model']!r} is not served here; the model is {self.name!r}.", "model")
+        self.check_name(wanted.get("model", self.name))
         return wanted
+
+    def check_name(self, model: object) -> None:
+        """Refuse another model's name."""
+        if model != self.name:
+            raise Refused(404, f"model {model!r} is not served here; the model is {self.name!r}.", "model")
 
     async def follow(self, wanted: Mapping[str, Any], request: "Request") -> "AsyncIterator[str | Written]":
         """Yield the text so far whenever a stream may go on, and at last all that was written.
@@ -186,7 +233,7 @@ class Service:
         """
         import asyncio
 
-        from cmexam_tune.models.generation.streaming import Watch
+        from cmexam_tune.models.generation.streaming import RowOptions
 
         loop, waiting = asyncio.get_running_loop(), None
         news: asyncio.Queue[str | None] = asyncio.Queue()
@@ -196,9 +243,11 @@ class Service:
 
         try:
             asked, config = self._asked(wanted, self._decoding(wanted))
-            watch = Watch(tell if wanted.get("stream") else None, top_tokens(wanted))
+            options = RowOptions(
+                tuple(stop_texts(wanted)), seed(wanted), top_tokens(wanted), tell if wanted.get("stream") else None
+            )
             await self._measure(asked, config)
-            waiting = self.together.submit(asked, config, watch)
+            waiting = self.together.submit(asked, config, options)
             ready = asyncio.wrap_future(waiting.future)
             ready.add_done_callback(lambda _: news.put_nowait(None))
             end = time.monotonic() + self.limits.seconds
@@ -225,13 +274,24 @@ class Service:
 
     def _asked(self, wanted: Mapping[str, Any], config: Config) -> tuple[Asked, Config]:
         if "messages" in wanted:
-            return chat.put(config, self.loaded, conversation(wanted["messages"])), config
+            return self._conversation(conversation(wanted["messages"]), config)
         prompt = wanted.get("prompt")
         if not isinstance(prompt, str) or not prompt:
             raise Refused(400, "messages or prompt: one of them is needed; a prompt is a text.", "prompt")
         nothing = Question("prompt", "?", {"A": "?", "B": "?"}, None)
         bare = dataclasses.replace(config.prompt, template="none", system=None)
         return Asked(nothing, lambda question: prompt), dataclasses.replace(config, prompt=bare)
+
+    def _conversation(self, messages: chat.Messages, config: Config) -> tuple[Asked, Config]:
+        if self.ask_as_trained:
+            asked = chat.asked(messages, style_of(config.prompt))
+        else:
+            # The recipe's system text was not sent either: a client measures the prompt that it knows.
+            asked = chat.asked(messages)
+            config = dataclasses.replace(config, prompt=dataclasses.replace(config.prompt, system=None))
+        if asked.history and not chat.remembers(config, self.loaded):
+            raise Refused(400, "messages: this model's template has no form for earlier turns. Send one.", "messages")
+        return asked, config
 
     def _decoding(self, wanted: Mapping[str, Any]) -> Config:
         """Return the config with the request's decoding: it samples only where a temperature above 0 is asked for."""
@@ -244,7 +304,7 @@ class Service:
         temperature, top_p = number(wanted, "temperature", 0, 2), number(wanted, "top_p", 0, 1)
         if temperature:
             arguments |= {"do_sample": True, "temperature": temperature, "top_p": top_p or 1.0}
-        stop_texts(wanted), with_usage(wanted)  # refuse what cannot be used
+        with_usage(wanted)  # refuse what cannot be used
         if top_tokens(wanted) is not None and arguments.get("num_beams", 1) != 1:
             raise Refused(400, "logprobs: not with generation.num_beams.", "logprobs")
         generation = dataclasses.replace(self.config.generation, arguments=arguments)
@@ -273,6 +333,12 @@ def main(argv: Sequence[str]) -> int | None:
     parser.add_argument("--port", type=int, default=8000, help="port to listen on, 0 for any (default: 8000)")
     parser.add_argument("--name", help="the model's name in requests (default: the run folder's or recipe's)")
     parser.add_argument("--api-key", default=os.environ.get(KEY), help=f"what clients must send (default: ${KEY})")
+    parser.add_argument(
+        "--ask-as-trained",
+        action="store_true",
+        help="put messages with lines of options (A ...) into the prompt that the model was trained on, as chat does, "
+        "with the recipe's system text (default: messages go to the model as they are)",
+    )
     for limit in dataclasses.fields(Limits):
         flag, unit = f"--max-{limit.name.replace('_', '-')}", "bytes " if limit.name == "body" else ""
         parser.add_argument(
@@ -285,7 +351,7 @@ def main(argv: Sequence[str]) -> int | None:
     with listen(got.host, got.port) as opened:
         config, loaded = chat.load(got.run or got.config, got.overrides)
         name = got.name or Path(got.run or got.config).resolve().stem
-        app = application(config, loaded, name, limits, got.api_key)
+        app = application(config, loaded, name, limits, got.api_key, ask_as_trained=got.ask_as_trained)
         import uvicorn
 
         if got.host not in LOOPBACK and not got.api_key:

@@ -541,7 +541,7 @@ def test_the_first_release_has_stop_strings_and_memory() -> None:
     loaded = chatglm.load(config.model)
     codec = chatglm.codec(loaded.tokenizer, config.prompt, config.model)
     assert codec.stop == ("[Round ",) and codec.remembers
-    dialogue = prompts.Dialogue("再问", (Turn("先问", "先答"),))
+    dialogue = prompts.Dialogue("再问", prompts.rounds([Turn("先问", "先答")]))
     text = "[Round 0]\n问：先问\n答：先答\n[Round 1]\n问：再问\n答："
     assert codec.sources([dialogue])[0][:-1] == loaded.tokenizer.text_ids([text])[0]
 

@@ -261,10 +261,8 @@ def test_dialogues(tmp_path: Path) -> None:
     config = make_config("chatglm", model__model_name_or_path="unused")
     codec = chatglm.codec(tokenizer("v3", tmp_path), config.prompt, config.model)
     for chat in known["v3"]["build_chat_input"]:
-        said = [message["content"] for message in chat["history"] if message["role"] != "system"]
-        system = next((message["content"] for message in chat["history"] if message["role"] == "system"), None)
-        turns = [Turn(*pair) for pair in zip(said[::2], said[1::2], strict=True)]
-        assert codec.sources([prompts.Dialogue(chat["query"], tuple(turns), system)]) == [chat["input_ids"]]
+        history = tuple(prompts.Message(message["role"], message["content"]) for message in chat["history"])
+        assert codec.sources([prompts.Dialogue(chat["query"], history)]) == [chat["input_ids"]]
 
 
 def test_tokenizer_of_the_first_release_and_role_tokens_in_text(tmp_path: Path) -> None:

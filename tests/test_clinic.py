@@ -93,7 +93,7 @@ def test_a_turn_by_hand() -> None:
         {"role": "assistant", "content": "阑尾炎。"},
         {"role": "user", "content": "治疗？"},
     ]
-    assert dialogue.asked(CASES[0], 2, ["胃炎"]).turns[0].answer == "胃炎"
+    assert dialogue.asked(CASES[0], 2, ["胃炎"]).history[1] == ("assistant", "胃炎")
 
 
 def test_all_turns_by_an_endpoint_and_after_a_failure_only_the_missing(cases: Path, tmp_path: Path) -> None:

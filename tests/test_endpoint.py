@@ -22,7 +22,7 @@ from cmexam_tune.core.schema import Case, Prediction, Question, Turn
 from cmexam_tune.models.families.endpoint import Remote
 from cmexam_tune.models.families.endpoint.client import Client, Request, _Pace
 from cmexam_tune.predict import predict
-from cmexam_tune.prompts import Asked
+from cmexam_tune.prompts import Asked, rounds
 
 OPTIONS = {"A": "甲", "B": "乙", "C": "丙"}
 
@@ -40,7 +40,7 @@ def questions(count: int, **more: Any) -> list[Question]:
 
 
 def asked(items: list[Question], *turns: Turn) -> list[Asked]:
-    return [Asked(item, lambda shown: shown.stem, turns) for item in items]
+    return [Asked(item, lambda shown: shown.stem, rounds(turns)) for item in items]
 
 
 def answers(url: str, count: int, *changes: str) -> list[Prediction]:

@@ -10,7 +10,7 @@ def draw(scores: torch.Tensor, keys: list[str], steps: int = 1, **settings: floa
     """Return the tokens [rows, steps] that are drawn from `scores` [vocabulary]."""
     greedy, shaping = sampling.split(GenerationConfig(do_sample=True, **settings))  # type: ignore[no-untyped-call]
     assert shaping is not None and not greedy.do_sample
-    process = sampling.Draw(shaping, keys, seed=5)
+    process = sampling.Draw(shaping, [f"5/{key}" for key in keys])
     rows = scores.expand(len(keys), -1)
     ids = torch.zeros(len(keys), 1, dtype=torch.long)
     return torch.stack([process(ids, rows).argmax(-1) for _ in range(steps)], 1)  # type: ignore[arg-type]

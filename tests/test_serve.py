@@ -28,6 +28,7 @@ from cmexam_tune.train import train
 
 SAMPLE = Path(__file__).resolve().parents[1] / "cmexam_tune" / "sample" / "cmexam"
 EXAM = "下列属于抗菌药的是\nA. 青霉素\nB、阿司匹林\nC 维生素C"
+NO_EXAM = "感冒了怎么办？要不要吃抗生素？"
 
 
 def trained(folder: Path, recipe: str, family: str, *changes: str) -> Path:
@@ -58,8 +59,8 @@ LIMITS = serve.Limits(body=20_000, prompt_tokens=600, output_tokens=400, seconds
 
 
 @contextlib.contextmanager
-def serving(run: Path, **more: Any) -> Iterator[openai.OpenAI]:
-    config, loaded = chat.load(run)
+def serving(run: Path | str, *overrides: str, **more: Any) -> Iterator[openai.OpenAI]:
+    config, loaded = chat.load(run, overrides)
     with serve.listen("127.0.0.1", 0) as opened:
         app = serve.application(config, loaded, "tuned", LIMITS, **more)
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
@@ -82,15 +83,198 @@ def user(text: str) -> Any:
 
 
 def test_models(client: openai.OpenAI) -> None:
-    assert [model.id for model in client.models.list()] == ["tuned"]
+    (model,) = client.models.list()
+    assert model.id == "tuned" and client.models.retrieve("tuned") == model
+    with pytest.raises(openai.NotFoundError, match="'other/one' is not served here"):
+        client.models.retrieve("other/one")
+
+
+def test_a_route_that_is_not_there_gets_an_error_object(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="POST /v1/embeddings: there is no such route"):
+        client.embeddings.create(model="tuned", input="x")
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(f"{client.base_url}chat/completions")
+    assert caught.value.code == 405 and json.load(caught.value)["error"]["type"] == "invalid_request_error"
+
+
+LM_EVAL = "以下是单项选择题，请直接输出答案选项。\n下列属于抗菌药的是\nA. 青霉素\nB. 阿司匹林\nC. 维生素C\n答案："
+CHAT = (
+    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def test_messages_go_to_the_model_as_they_are(client: openai.OpenAI, run: Path) -> None:
+    config, loaded = chat.load(run)
+    for text in (LM_EVAL, EXAM, NO_EXAM):
+        got = client.chat.completions.create(model="tuned", messages=user(text), max_tokens=1)
+        plain = prompts.wrap(text, config.prompt.template)
+        assert got.usage is not None
+        assert got.usage.prompt_tokens == len(cast(Any, loaded.tokenizer)(plain)["input_ids"]), text
+
+
+def untrained(folder: Path, template: str) -> list[str]:
+    """Return what makes a recipe use the untrained model in a wrapper."""
+    return [f"model.model_name_or_path={folder}/llama", "model.family=llama", f"prompt.template={template}"]
+
+
+def test_the_recipe_s_system_text_is_not_put_before_a_client_s_messages(run: Path, folder: Path) -> None:
+    changes = [*untrained(folder, "alpaca"), "prompt.system=你是医生，请认真回答。"]
+    counts = []
+    for ask_as_trained in (False, True):
+        with serving("zeroshot_qwen", *changes, ask_as_trained=ask_as_trained) as client:
+            got = client.chat.completions.create(model="tuned", messages=user(NO_EXAM), max_tokens=1)
+            assert got.usage is not None
+            counts.append(got.usage.prompt_tokens)
+    tokenizer = cast(Any, chat.load(run)[1].tokenizer)
+    texts = [prompts.wrap(NO_EXAM, "alpaca", system) for system in (None, "你是医生，请认真回答。")]
+    assert counts == [len(tokenizer(text)["input_ids"]) for text in texts]
+
+
+@pytest.mark.parametrize("style", ["answer", "zeroshot", "cmb_answer"])
+def test_predict_against_this_server_writes_what_local_predict_writes(
+    client: openai.OpenAI, run: Path, folder: Path, tmp_path: Path, style: str
+) -> None:
+    file, same = folder / "data" / "train.questions.jsonl", [f"prompt.style={style}", "generation.max_new_tokens=12"]
+    there = [f"model.base_url={client.base_url}", "model.model_name_or_path=tuned"]
+    local = predict(run, file, tmp_path / "local.jsonl", [*same, "prompt.max_source_length=2000"], limit=6)
+    remote = predict("zeroshot_vllm", file, tmp_path / "remote.jsonl", [*same, *there], limit=6)
+    texts = [{p.question_id: p.text for p in jsonl.read(out, Prediction)} for out in (local, remote)]
+    assert texts[0] == texts[1] and len(texts[0]) == 6 and any(texts[0].values())
+
+
+def test_votes_against_this_server(client: openai.OpenAI, folder: Path, tmp_path: Path) -> None:
+    file = folder / "data" / "train.questions.jsonl"
+    there = [f"model.base_url={client.base_url}", "model.model_name_or_path=tuned", "generation.max_new_tokens=8"]
+    sampling = ["generation.votes=3", "generation.do_sample=true", "generation.temperature=1.5"]
+    outs = [predict("zeroshot_vllm", file, tmp_path / f"{i}.jsonl", [*there, *sampling], limit=2) for i in range(2)]
+    votes = [{p.question_id: p.votes for p in jsonl.read(out, Prediction)} for out in outs]
+    assert votes[0] == votes[1] and all(len(set(texts)) == 3 for texts in votes[0].values())
+
+
+def test_a_seed_gives_the_same_text_in_any_batch(client: openai.OpenAI, run: Path) -> None:
+    from cmexam_tune.inference.serving.batcher import Together
+    from cmexam_tune.models.generation.streaming import RowOptions
+
+    asked: Any = {"model": "tuned", "messages": user(NO_EXAM), "max_tokens": 12, "temperature": 1.5}
+    texts = [
+        client.chat.completions.create(**asked, seed=seed).choices[0].message.content for seed in (7, 7, 2**40, None)
+    ]
+    assert texts[0] == texts[1] and len(set(texts)) == 3
+    config, loaded = chat.load(run, ["generation.max_new_tokens=12", "generation.do_sample=true",
+                                     "generation.temperature=1.5", "generation.top_p=1.0"])  # fmt: skip
+    together = Together(loaded, 8)
+    waiting = [together.submit(chat.asked(user(NO_EXAM)), config, RowOptions(seed=seed)) for seed in (5, 2**40, 7)]
+    assert [one.future.result().text for one in waiting][1:] == [texts[2], texts[0]]
+    assert together.batches <= 2, "requests with seeds of their own are one batch"
+
+
+def test_fields_that_change_no_answer(client: openai.OpenAI) -> None:
+    asked: Any = {"model": "tuned", "messages": user(NO_EXAM)}
+    whole = client.chat.completions.create(**asked).choices[0].message.content
+    free = {"user": "me", "store": True, "metadata": {"a": "b"}, "parallel_tool_calls": False, "tool_choice": "none",
+            "service_tier": "auto", "response_format": {"type": "text"}, "tools": [], "n": 1}  # fmt: skip
+    names = {
+        *openai_protocol.FIELDS,
+        *openai_protocol.NEUTRAL,
+        *openai_protocol.IGNORED,
+        "reasoning_effort",
+        "functions",
+        "whatever",
+    }
+    nothing = dict.fromkeys(names - {*free, "model", "messages"})
+    for sent in (body(messages=user(NO_EXAM), **free), body(messages=user(NO_EXAM), **nothing)):
+        with urllib.request.urlopen(f"{client.base_url}chat/completions", sent.encode()) as answer:
+            assert json.load(answer)["choices"][0]["message"]["content"] == whole
+
+
+GREETED = [("assistant", "您好"), ("user", "问一")]
+TWICE = [("user", "问一"), ("user", "问二"), ("assistant", "答"), ("user", "问三")]
+SYSTEM_LATER = [("user", "问一"), ("assistant", "答"), ("system", "请简短"), ("user", "问二")]
+
+
+def said(turns: list[tuple[str, str]]) -> Any:
+    return [{"role": role, "content": content} for role, content in turns]
+
+
+@pytest.mark.parametrize("turns", [GREETED, TWICE, SYSTEM_LATER])
+def test_a_conversation_in_any_order_of_roles(
+    client: openai.OpenAI, folder: Path, turns: list[tuple[str, str]]
+) -> None:
+    """A chat template is given the messages; a wrapper that has no form for them refuses."""
+    order = ", ".join(role for role, _ in turns)
+    with pytest.raises(openai.BadRequestError, match=f"'cmexam_lora' has no form for messages in the order {order}:"):
+        client.chat.completions.create(model="tuned", messages=said(turns))
+    config, loaded = chat.load("zeroshot_qwen", untrained(folder, "auto"))
+    tokenizer: Any = loaded.tokenizer
+    tokenizer.chat_template = CHAT
+    written = "".join(f"<{role}>{content}\n" for role, content in turns) + "<assistant>"
+    reply = chat.reply(config, loaded, said(turns))
+    assert reply.prompt_tokens == len(tokenizer(written, add_special_tokens=False)["input_ids"])
+
+
+def test_earlier_turns_are_refused_where_the_template_has_no_form_for_them(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cmexam_tune.models.families import llama
+
+    codec = llama.codec
+    monkeypatch.setattr(llama, "codec", lambda *given: dataclasses.replace(codec(*given), remembers=False))
+    with serving(run) as client:
+        assert client.chat.completions.create(model="tuned", messages=user("x"), max_tokens=2).choices
+        with pytest.raises(openai.BadRequestError, match="no form for earlier turns"):
+            client.chat.completions.create(model="tuned", messages=said([*TWICE[1:]]))
+
+
+def test_a_developer_is_a_system(run: Path, folder: Path) -> None:
+    counts = []
+    with serving("zeroshot_qwen", *untrained(folder, "alpaca")) as client:
+        for role in ("developer", "system"):
+            messages = said([(role, "你是医生"), ("user", "x")])
+            got = client.chat.completions.create(model="tuned", messages=messages, max_tokens=1)
+            assert got.usage is not None
+            counts.append(got.usage.prompt_tokens)
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("beams", [1, 2])
+def test_stop_stops(run: Path, beams: int) -> None:
+    """A row ends at its own stop text, is charged up to there, and the others of its batch go on."""
+    from cmexam_tune.inference.serving.batcher import Together
+    from cmexam_tune.models.generation.streaming import RowOptions
+
+    config, loaded = chat.load(run, ["generation.max_new_tokens=60", f"generation.num_beams={beams}"])
+    steps = list[int]()
+    cast(Any, loaded.model).register_forward_hook(lambda *given: steps.append(1))
+    asked = chat.asked(user("x"))
+
+    def write(*options: RowOptions) -> list[Any]:
+        steps.clear()
+        together = Together(loaded, 8)
+        waiting = [together.submit(asked, config, row) for row in options]
+        return [one.future.result() for one in waiting]
+
+    (whole,) = write(RowOptions())
+    assert whole.tokens == 60
+    stop = whole.text[20:22]
+    place = whole.text.index(stop)
+    (alone,) = write(RowOptions(stop=(stop, "never")))
+    assert stop not in alone.text
+    if beams == 1:  # of beams another one may win
+        assert alone.finish == "stop" and alone.text == whole.text[:place] and len(steps) == alone.tokens < 60
+    stopped, other = write(RowOptions(stop=(stop,)), RowOptions())
+    assert (stopped.text, stopped.tokens) == (alone.text, alone.tokens)
+    assert (other.text, other.tokens) == (whole.text, 60)
 
 
 def test_completion_is_what_chat_says(client: openai.OpenAI, run: Path) -> None:
     config, loaded = chat.load(run)
-    expected = chat.reply(config, loaded, user(EXAM))
-    got = client.chat.completions.create(model="tuned", messages=user(EXAM))
-    assert got.choices[0].message.content == expected.text
-    assert got.usage is not None and got.usage.prompt_tokens == expected.prompt_tokens > 10
+    for text, made in ((NO_EXAM, contextlib.nullcontext(client)), (EXAM, serving(run, ask_as_trained=True))):
+        expected = chat.reply(config, loaded, user(text))
+        with made as asked:
+            got = asked.chat.completions.create(model="tuned", messages=user(text))
+        assert (got.choices[0].message.content or "").strip() == expected.text
+        assert got.usage is not None and got.usage.prompt_tokens == expected.prompt_tokens > 10
     longer = client.chat.completions.create(model="tuned", messages=user(EXAM), max_tokens=1)
     assert longer.usage is not None and longer.usage.completion_tokens == 1
     assert longer.choices[0].finish_reason == "length"
@@ -268,6 +452,7 @@ def test_health_completions_and_stop(client: openai.OpenAI) -> None:
     text = got.choices[0].text
     assert text and got.usage is not None and got.usage.completion_tokens <= 8
     cut = client.completions.create(model="tuned", prompt="问题: 高血压", max_tokens=8, stop=text[2])
+    assert cut.usage is not None and cut.usage.completion_tokens < got.usage.completion_tokens
     assert cut.choices[0].text == text[: text.index(text[2])] and cut.choices[0].finish_reason == "stop"
 
 
@@ -286,12 +471,12 @@ def test_requests_are_answered_together_as_they_would_be_alone(run: Path) -> Non
     config, loaded = chat.load(run)
     texts = [f"{EXAM}{i}" * (1 + i % 3) for i in range(16)]
     alone = [chat.reply(config, loaded, user(text)).text for text in texts]
-    together = Together(loaded, 16)
-    waiting = [together.submit(chat.put(config, loaded, user(text)), config) for text in texts]
+    together, style = Together(loaded, 16), prompts.style_of(config.prompt)
+    waiting = [together.submit(chat.asked(user(text), style), config) for text in texts]
     assert [one.future.result().text.strip() for one in waiting] == alone
     assert together.batches <= 2
     system = [{"role": "system", "content": "你是医生"}, *user("x")]
-    bad, good = (together.submit(chat.put(config, loaded, m), config) for m in (system, user(texts[0])))
+    bad, good = (together.submit(chat.asked(m, style), config) for m in (system, user(texts[0])))
     assert good.future.result().text.strip() == alone[0]
     with pytest.raises(UserError, match="no system message"):
         bad.future.result()
@@ -317,7 +502,7 @@ def test_likelihood_mode_works_against_this_server(
             logits = model(input_ids=tokenizer(text, return_tensors="pt")["input_ids"]).logits[0, -1]
         best = max(question.options, key=lambda letter: float(logits[letters[letter]]))
         wanted[question.id] = best if letters[best] in logits.topk(20).indices else None
-    monkeypatch.setattr(chat, "load", lambda run: (config, loaded))
+    monkeypatch.setattr(chat, "load", lambda run, overrides: (config, loaded))
     with serving(run) as client:
         there = [f"model.base_url={client.base_url}", "model.model_name_or_path=tuned", "prompt.style=answer",
                  "generation.mode=likelihood", "generation.answer_sets=single"]  # fmt: skip
@@ -330,10 +515,10 @@ def test_likelihood_mode_works_against_this_server(
 
 def test_a_watch_is_not_told_what_the_templates_stop_strings_cut_off(run: Path) -> None:
     from cmexam_tune.inference.serving.batcher import Together
-    from cmexam_tune.models.generation.streaming import Watch
+    from cmexam_tune.models.generation.streaming import RowOptions
 
     config, loaded = chat.load(run, ["generation.max_new_tokens=60"])
-    whole = Together(loaded, 1).submit(chat.put(config, loaded, user("x")), config).future.result().text
+    whole = Together(loaded, 1).submit(chat.asked(user("x")), config).future.result().text
     stop = whole[20:22]
 
     class Stopping(Together):
@@ -343,9 +528,8 @@ def test_a_watch_is_not_told_what_the_templates_stop_strings_cut_off(run: Path) 
             return decoder
 
     texts = list[str]()
-    watch = Watch(texts.append, top=0)
-    waiting = Stopping(loaded, 1).submit(chat.put(config, loaded, user("x")), config, watch)
-    written = waiting.future.result()
+    options = RowOptions(top=0, tell=texts.append)
+    written = Stopping(loaded, 1).submit(chat.asked(user("x")), config, options).future.result()
     assert written.text == whole[: whole.index(stop)] and written.finish == "stop"
     assert len(set(texts)) > 3 and all(written.text.startswith(text) for text in texts)
     assert written.logs and all(token.start < len(written.text) for token in written.logs)
@@ -356,7 +540,7 @@ def test_work_stops_when_nobody_waits(run: Path) -> None:
 
     config, loaded = chat.load(run, ["generation.max_new_tokens=1500", "generation.min_new_tokens=1500"])
     together = Together(loaded, 4)
-    waiting = together.submit(chat.put(config, loaded, user("x")), config)
+    waiting = together.submit(chat.asked(user("x")), config)
     while not together.batches:
         time.sleep(0.01)
     waiting.abandon()
@@ -374,9 +558,9 @@ def test_a_port_that_cannot_be(port: int) -> None:
 def test_an_exam_question_is_asked_as_in_training() -> None:
     options = {"A": "青霉素", "B": "阿司匹林", "C": "维生素C"}
     wanted = prompts.prompt(Question("q", "下列属于抗菌药的是", options, None), "answer")
-    assert chat._ask(EXAM, "answer") == wanted
+    assert chat.in_style(EXAM, "answer") == wanted
     for other in ("你好", "A 甲\nB 乙", "感冒怎么办\nA 只有一个"):
-        assert chat._ask(other, "answer") == other
+        assert chat.in_style(other, "answer") == other
 
 
 def test_lines_become_messages() -> None:
@@ -399,13 +583,14 @@ def test_terminal(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 def test_prefix_runs_answer_too(folder: Path) -> None:
     run = trained(folder, "ptuning_chatglm2", "chatglm2", "tuning.num_virtual_tokens=4")
     config, loaded = chat.load(run)
-    first = chat.reply(config, loaded, user(EXAM))
-    assert first == chat.reply(config, loaded, user(EXAM)) and first.prompt_tokens > 10
+    first = chat.reply(config, loaded, user(NO_EXAM))
+    assert first == chat.reply(config, loaded, user(NO_EXAM)) and first.prompt_tokens > 10
     with serving(run) as client:
-        asked: Any = {"model": "tuned", "messages": user(EXAM)}
+        asked: Any = {"model": "tuned", "messages": user(NO_EXAM)}
         chunks = list(client.chat.completions.create(**asked, stream=True))
         got = client.chat.completions.create(**asked, logprobs=True, top_logprobs=3).choices[0]
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == got.message.content == first.text
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == got.message.content
+    assert (got.message.content or "").strip() == first.text
     assert got.logprobs is not None and got.logprobs.content
     assert all(token.logprob == token.top_logprobs[0].logprob for token in got.logprobs.content)
 

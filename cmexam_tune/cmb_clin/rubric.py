@@ -11,7 +11,7 @@ from cmexam_tune.config import read_yaml
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.core.schema import Case, Question, Turn
 from cmexam_tune.core.strict import Problems, build
-from cmexam_tune.prompts import Asked, dialogue
+from cmexam_tune.prompts import Asked, dialogue, rounds
 
 SHIPPED = Path(__file__).with_name("rubric.yaml")
 LOW, HIGH = 1, 5
@@ -87,7 +87,7 @@ class Rubric:
         question = Question(
             asked.question.id, _fill(self.again, format=self.format(variant)), dialogue.NO_OPTIONS, None
         )
-        history = (Turn(asked.question.stem, wrote),)
+        history = rounds([Turn(asked.question.stem, wrote)])
         return Asked(question, lambda shown: shown.stem, history)
 
     def parse(self, text: str) -> dict[str, int] | None:

@@ -9,7 +9,9 @@ from cmexam_tune.prompts.builder import (
     Asked,
     Asking,
     Dialogue,
+    Message,
     plainly,
+    rounds,
 )
 from cmexam_tune.prompts.chat_template import (
     TEMPLATES,
@@ -37,6 +39,7 @@ __all__ = [
     "Asked",
     "Asking",
     "Dialogue",
+    "Message",
     "Shots",
     "Style",
     "Template",
@@ -45,6 +48,7 @@ __all__ = [
     "plainly",
     "prompt",
     "render",
+    "rounds",
     "shorten_stem",
     "style_given",
     "style_named",

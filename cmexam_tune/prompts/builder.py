@@ -11,20 +11,36 @@ from cmexam_tune.prompts.shots import Shots
 from cmexam_tune.prompts.styles import prompt, style_of
 
 
+class Message(NamedTuple):
+    """What somebody said in a conversation."""
+
+    role: str
+    """system, user or assistant."""
+    content: str
+
+
+def rounds(turns: Iterable[Turn]) -> tuple[Message, ...]:
+    """Return questions and their answers as messages of user and assistant."""
+    return tuple(
+        message for turn in turns for message in (Message("user", turn.question), Message("assistant", turn.answer))
+    )
+
+
 class Dialogue(NamedTuple):
     """A prompt before its template: the user's last words and all that comes before them."""
 
     words: str
-    turns: tuple[Turn, ...] = ()
+    history: tuple[Message, ...] = ()
+    """The conversation so far, oldest message first. Roles may come in any order; not every template has a form for
+    all of them."""
     system: str | None = None
     examples: tuple[Turn, ...] = ()
 
     def messages(self) -> list[dict[str, str]]:
         """Return the dialogue as chat templates and OpenAI's protocol read it."""
-        spoken = [("system", self.system)] if self.system else []
-        for turn in (*self.examples, *self.turns):
-            spoken += [("user", turn.question), ("assistant", turn.answer)]
-        return [{"role": role, "content": text} for role, text in [*spoken, ("user", self.words)]]
+        system = [Message("system", self.system)] if self.system is not None else []
+        messages = [*system, *rounds(self.examples), *self.history, Message("user", self.words)]
+        return [message._asdict() for message in messages]
 
 
 @dataclass(frozen=True)
@@ -35,15 +51,15 @@ class Asked:
     """Its options and kind say which answers are legal; its id names the prediction."""
     words: Callable[[Question], str]
     """Returns the user's last words for `question`, or for the same with a shorter stem or with blanks."""
-    turns: tuple[Turn, ...] = ()
-    """The conversation so far, oldest first."""
+    history: tuple[Message, ...] = ()
+    """The conversation so far, oldest message first."""
     system: str | None = None
     examples: tuple[Turn, ...] = ()
     """Worked examples that come before everything else."""
 
     def dialogue(self, question: Question | None = None) -> Dialogue:
         """Return the prompt, with `question` in place of its own if one is given."""
-        return Dialogue(self.words(question or self.question), self.turns, self.system, self.examples)
+        return Dialogue(self.words(question or self.question), self.history, self.system, self.examples)
 
 
 def plainly(questions: Sequence[Question], config: Config) -> list[Asked]:

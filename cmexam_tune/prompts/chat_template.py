@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.core.schema import Turn
 from cmexam_tune.core.variants import suggest
-from cmexam_tune.prompts.builder import Dialogue
+from cmexam_tune.prompts.builder import Dialogue, Message, rounds
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,11 @@ class Template:
         """Return the dialogue inside the wrapper, up to where the model starts to write.
 
         Raises:
-            ConfigError: a system text or earlier turns for a wrapper that has no place for them.
+            ConfigError: a system text or earlier turns for a wrapper that has no place for them, or messages that are
+                no rounds of question and answer.
         """
-        words, turns, system, examples = dialogue
+        words, history, system, examples = dialogue
+        turns = self._turns(history)
         if system and self.system is None:
             having = ", ".join(key for key, value in TEMPLATES.items() if value.system is not None)
             raise ConfigError(
@@ -70,6 +72,26 @@ class Template:
             rounds = []
         last = _fill(self._last(bool(examples), bool(turns)), self.first_round + len(rounds), words, "")
         return "".join([*([head + self.separator] if head else []), *rounds, last])
+
+    def _turns(self, history: Sequence[Message]) -> list[Turn]:
+        """Return the messages as rounds of question and answer, the only form that the published wrappers have.
+
+        Raises:
+            ConfigError: they begin with the assistant, or somebody speaks twice in a row.
+        """
+        turns: list[Turn] = []
+        for place, message in enumerate(history):
+            if message.role != ("user", "assistant")[place % 2]:
+                break
+            if message.role == "assistant":
+                turns.append(Turn(history[place - 1].content, message.content))
+        if 2 * len(turns) != len(history):
+            roles = ", ".join([*(message.role for message in history), "user"])
+            raise ConfigError(
+                f"the prompt template {self.name!r} has no form for messages in the order {roles}: user and assistant "
+                "must take turns, the user first, after at most one system message at the start."
+            )
+        return turns
 
     def _last(self, examples: bool, turns: bool) -> str:
         """Return the form of the question after what there is before it."""
@@ -200,7 +222,7 @@ def wrap(
     Raises:
         ConfigError: unknown wrapper, or something that it has no place for.
     """
-    return template(name).text(Dialogue(words, tuple(turns), system, tuple(examples)))
+    return template(name).text(Dialogue(words, rounds(turns), system, tuple(examples)))
 
 
 def _fill(text: str, number: int, question: str, answer: str) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from cmexam_tune.core import jsonl
 from cmexam_tune.core.schema import Case, Question, Turn
-from cmexam_tune.prompts import Asked, chat_template
+from cmexam_tune.prompts import Asked, chat_template, rounds
 
 NO_OPTIONS = {"A": "-", "B": "-"}
 """A turn is put as a question that nobody chooses in."""
@@ -53,6 +53,6 @@ def asked(
         for place, turn in enumerate(case.turns)
     ]
     replies = [turn.answer for turn in case.turns] if answers is None else answers
-    history = tuple(Turn(words[i], replies[i]) for i in range(number - 1))
+    history = rounds(Turn(words[i], replies[i]) for i in range(number - 1))
     question = Question(key(case, number), words[number - 1], NO_OPTIONS, None)
     return Asked(question, lambda shown: shown.stem, history)

@@ -15,7 +15,7 @@ from cmexam_tune.core.errors import UserError
 from cmexam_tune.inference.serving.openai_protocol import settled
 from cmexam_tune.models.families import Loaded
 from cmexam_tune.models.generation.items import Written
-from cmexam_tune.models.generation.streaming import Watch
+from cmexam_tune.models.generation.streaming import RowOptions
 from cmexam_tune.prompts import Asked
 
 PAUSE = 0.005
@@ -28,7 +28,7 @@ class Waiting:
 
     asked: Asked
     config: Config
-    watch: Watch | None = None
+    options: RowOptions
     future: "Future[Written]" = dataclasses.field(default_factory=Future)
     abandoned: bool = False
     """Nobody waits any more: it is left out, and work on a batch of such requests stops."""
@@ -49,12 +49,12 @@ class Together:
         self.batches = 0
         threading.Thread(target=self._work, daemon=True).start()
 
-    def submit(self, asked: Asked, config: Config, watch: Watch | None = None) -> Waiting:
+    def submit(self, asked: Asked, config: Config, options: RowOptions | None = None) -> Waiting:
         """Put a request in line and return it; its `future` gives what the model writes, or a `UserError`.
 
-        `watch` is told, by the thread that answers, what of the text so far stays whatever comes; not with beams.
+        `tell` of `options` is called by the thread that answers, with what of the text so far stays whatever comes.
         """
-        waiting = Waiting(asked, config, watch)
+        waiting = Waiting(asked, config, options or RowOptions())
         self._queue.put(waiting)
         return waiting
 
@@ -109,17 +109,16 @@ class Together:
         anew = dataclasses.replace(batch[0].config.generation, seed=random.getrandbits(32))
         decoder = self._decoder(dataclasses.replace(batch[0].config, generation=anew))
         decoder.stopping.append(halted)
-        if batch[0].config.generation.arguments.get("num_beams", 1) == 1:
-            stops = decoder.codec.stop
-            decoder.watches = {str(i): _settled(one.watch, stops) for i, one in enumerate(batch) if one.watch}
+        decoder.row_options = {str(i): _settled(one.options, decoder.codec.stop) for i, one in enumerate(batch)}
         questions = [dataclasses.replace(one.asked.question, id=str(i)) for i, one in enumerate(batch)]
         asked = [dataclasses.replace(one.asked, question=q) for one, q in zip(batch, questions, strict=True)]
         for written in decoder.write(asked):
             batch[int(written.asked.question.id)].future.set_result(written)
 
 
-def _settled(watch: Watch, stops: Sequence[str]) -> Watch:
-    """Return a watch that is not told what the template's stop strings will cut off."""
-    if (tell := watch.tell) is None:
-        return watch
-    return dataclasses.replace(watch, tell=lambda text: tell(settled(text, stops)))
+def _settled(options: RowOptions, stops: Sequence[str]) -> RowOptions:
+    """Return options that do not tell what the template's stop strings `stops` or the row's own may cut off."""
+    if (tell := options.tell) is None:
+        return options
+    every = (*stops, *options.stop)
+    return dataclasses.replace(options, tell=lambda text: tell(settled(text, every)))

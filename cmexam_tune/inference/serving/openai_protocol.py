@@ -4,7 +4,7 @@ import hmac
 import json
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,15 +12,19 @@ if TYPE_CHECKING:
 
 FIELDS = {
     "model", "messages", "prompt", "max_tokens", "max_completion_tokens", "temperature", "top_p", "stop", "stream",
-    "stream_options", "logprobs", "top_logprobs", "user",
+    "stream_options", "logprobs", "top_logprobs", "seed",
 }  # fmt: skip
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "n": (1,), "best_of": (1,), "echo": (False,), "presence_penalty": (0,),
-    "frequency_penalty": (0,), "logit_bias": ({},), "tools": ([],), "response_format": ({"type": "text"},),
+    "n": (1,), "best_of": (1,), "echo": (False,), "presence_penalty": (0,), "frequency_penalty": (0,),
+    "logit_bias": ({},), "tools": ([],), "tool_choice": ("none",), "response_format": ({"type": "text"},),
 }  # fmt: skip
-"""Fields of the protocol that have no effect here: any value but these (and null) is refused."""
+"""Fields of the protocol that have no effect here: any value but these is refused."""
+IGNORED = {
+    "user", "store", "metadata", "parallel_tool_calls", "service_tier", "safety_identifier", "prompt_cache_key",
+}  # fmt: skip
+"""Fields of the protocol that change no answer, whatever they hold."""
 
-
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 MOST_TOP = 20
 """Most probable tokens that a request may ask for, as OpenAI and vLLM allow."""
 HALF = "\ufffd"
@@ -52,8 +56,16 @@ def number(wanted: Mapping[str, Any], field: str, low: float, high: float | None
     return float(value)
 
 
+def seed(wanted: Mapping[str, Any]) -> int | None:
+    """Return what the random numbers of a request start from, None where any will do."""
+    value = wanted.get("seed")
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+        raise Refused(400, "seed: a whole number or null is needed.", "seed")
+    return value
+
+
 def conversation(given: Any) -> list[dict[str, str]]:
-    """Return the messages of a chat as roles and texts."""
+    """Return the messages of a chat as roles and texts; `developer` is OpenAI's newer word for `system`."""
     if not isinstance(given, list) or not given:
         raise Refused(400, "messages: a list with at least one message is needed.", "messages")
     found = []
@@ -62,10 +74,11 @@ def conversation(given: Any) -> list[dict[str, str]]:
         if isinstance(content, list) and all(isinstance(p, dict) and p.get("type") == "text" for p in content):
             texts = [part.get("text") for part in content]
             content = "".join(texts) if all(isinstance(text, str) for text in texts) else None
-        if not isinstance(content, str) or message.get("role") not in ("system", "user", "assistant"):
+        role = ROLES.get(str(message.get("role"))) if isinstance(message, dict) else None
+        if not isinstance(content, str) or role is None:
             where = f"messages[{number}]"
-            raise Refused(400, f"{where}: a role (system, user, assistant) and a content of text are needed.", where)
-        found.append({"role": str(message["role"]), "content": content})
+            raise Refused(400, f"{where}: a role ({', '.join(ROLES)}) and a content of text are needed.", where)
+        found.append({"role": role, "content": content})
     return found
 
 
@@ -112,33 +125,20 @@ def with_usage(wanted: Mapping[str, Any]) -> bool:
     return usage
 
 
-def _cut(text: str, stops: Iterable[str]) -> str | None:
-    """Return the text up to its first stop text; None if there is none in it."""
-    ends = [at for stop in stops if (at := text.find(stop)) >= 0]
-    return text[: min(ends)] if ends else None
-
-
 def settled(text: str, stops: Sequence[str]) -> str:
     """Return what of an unfinished text stays, whatever comes: no half character, no beginning of a stop text."""
-    if (cut := _cut(text, stops)) is not None:
-        return cut
+    if ends := [place for stop in stops if (place := text.find(stop)) >= 0]:
+        return text[: min(ends)]
     text = text.rstrip(HALF)
     held = max((size for stop in stops for size in range(1, len(stop)) if text.endswith(stop[:size])), default=0)
     return text[: len(text) - held]
 
 
-def _ended(written: "Written", wanted: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the text up to the first of the request's stop texts, and why it ended."""
-    cut = _cut(written.text, stop_texts(wanted))
-    text = written.text if cut is None else cut
-    return text.strip() if "messages" in wanted else text, str(written.finish) if cut is None else "stop"
-
-
 def completion(written: "Written", wanted: Mapping[str, Any], name: str, chatting: bool) -> dict[str, Any]:
     """Return an answer as one object."""
-    text, finish = _ended(written, wanted)
-    content = {"message": {"role": "assistant", "content": text}} if chatting else {"text": text}
-    choice = {"index": 0, **content, "finish_reason": finish, "logprobs": _logprobs(written, wanted, chatting)}
+    content = {"message": {"role": "assistant", "content": written.text}} if chatting else {"text": written.text}
+    logprobs = None if top_tokens(wanted) is None else _logprobs(written, chatting)
+    choice = {"index": 0, **content, "finish_reason": written.finish, "logprobs": logprobs}
     return {
         **_envelope("chat.completion" if chatting else "text_completion", name),
         "choices": [choice],
@@ -151,14 +151,8 @@ def _usage(written: "Written") -> dict[str, int]:
     return {"prompt_tokens": written.prompt_tokens, "completion_tokens": written.tokens, "total_tokens": total}
 
 
-def _logprobs(written: "Written", wanted: Mapping[str, Any], chatting: bool) -> dict[str, Any] | None:
+def _logprobs(written: "Written", chatting: bool) -> dict[str, Any]:
     """Return the log-probabilities of the answer's tokens as chats or completions hold them."""
-    if top_tokens(wanted) is None:
-        return None
-    from cmexam_tune.models.generation.streaming import within
-
-    cut = _cut(written.text, stop_texts(wanted))
-    tokens = within(written.logs, None if cut is None else len(cut))
 
     def entry(text: str, logprob: float) -> dict[str, Any]:
         # A token of a part of a character has no text of its own.
@@ -166,14 +160,15 @@ def _logprobs(written: "Written", wanted: Mapping[str, Any], chatting: bool) -> 
 
     if chatting:
         content = [
-            {**entry(token.text, token.logprob), "top_logprobs": [entry(*top) for top in token.top]} for token in tokens
+            {**entry(token.text, token.logprob), "top_logprobs": [entry(*top) for top in token.top]}
+            for token in written.logs
         ]
         return {"content": content, "refusal": None}
     return {
-        "tokens": [token.text for token in tokens],
-        "token_logprobs": [token.logprob for token in tokens],
-        "top_logprobs": [dict(reversed(token.top)) for token in tokens],
-        "text_offset": [token.start for token in tokens],
+        "tokens": [token.text for token in written.logs],
+        "token_logprobs": [token.logprob for token in written.logs],
+        "top_logprobs": [dict(reversed(token.top)) for token in written.logs],
+        "text_offset": [token.start for token in written.logs],
     }
 
 
@@ -182,25 +177,20 @@ class Stream:
 
     def __init__(self, wanted: Mapping[str, Any], name: str, chatting: bool) -> None:
         """Take the request and what the model is called."""
-        self.wanted, self.chatting, self.usage = wanted, chatting, with_usage(wanted)
+        self.chatting, self.usage = chatting, with_usage(wanted)
         self.head = _envelope("chat.completion.chunk" if chatting else "text_completion", name)
         self.sent: str | None = None
 
-    def more(self, text: str) -> str:
-        """Return an event with what is new in the text so far; nothing if nothing of it stays for certain."""
-        known = settled(text, stop_texts(self.wanted))
-        return self._new(known.strip() if self.chatting else known)
-
     def end(self, written: "Written") -> Iterator[str]:
         """Yield the rest of the text, why it ended, and the numbers of tokens if they are wanted."""
-        text, finish = _ended(written, self.wanted)
-        yield self._new(text)
-        yield self._event([self._choice({} if self.chatting else "", finish)])
+        yield self.more(written.text)
+        yield self._event([self._choice({} if self.chatting else "", str(written.finish))])
         if self.usage:
             yield self._event([], _usage(written))
         yield "data: [DONE]\n\n"
 
-    def _new(self, text: str) -> str:
+    def more(self, text: str) -> str:
+        """Return an event with what is new in the text so far; an empty text if nothing is."""
         part = text[len(self.sent or "") :]
         if not part and self.sent is not None:
             return ""

@@ -1,5 +1,6 @@
 """Three ways in which a decoder answers: free text, only legal answers, the most probable legal answer."""
 
+import bisect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -35,7 +36,7 @@ from cmexam_tune.models.generation.items import (
     batches,
 )
 from cmexam_tune.models.generation.prefill import Reader, Start
-from cmexam_tune.models.generation.streaming import Watch, Watching, within
+from cmexam_tune.models.generation.streaming import RowOptions, Watching, within
 from cmexam_tune.models.precision import inference
 from cmexam_tune.prompts import Asked, Dialogue
 
@@ -54,8 +55,8 @@ class Decoder:
         self.pad = int(self.tokenizer.pad_token_id or 0)
         self.stopping: list[Any] = []
         """More of transformers' stopping criteria, for `write`."""
-        self.watches: dict[str, Watch] = {}
-        """Id of a question -> what `write` tells about it while it is answered; not with beams."""
+        self.row_options: dict[str, RowOptions] = {}
+        """Id of a question -> what `write` does for it alone."""
         self._priors: dict[str, dict[str, float]] = {}
         self._examples: dict[Any, int] = {}
 
@@ -136,19 +137,43 @@ class Decoder:
         for batch in self._batches(self.ask(asked)):
             rows = [item.ids + self.codec.lead for item in batch.items]
             width = max(len(row) for row in rows)
-            keys = [item.question.id for item in batch.items]
-            watches = [self.watches.get(key) for key in keys]
-            watching = Watching(watches, width, lambda ids: self._text(ids, ends), self._spell)
-            stops: list[Any] = [watching.after, *self.stopping, *self._stops(width, chosen)]
-            looks: list[Any] = [] if shaping is None else [sampling.Draw(shaping, keys, self.config.generation.seed)]
-            looks = [watching.before, *looks]
-            new = self._generate(rows, chosen, batch.start, logits_processor=looks, stopping_criteria=stops)
-            for item, row, ids, watch in zip(batch.items, rows, new, watches, strict=True):
+            options = [self.row_options.get(item.question.id, RowOptions()) for item in batch.items]
+            stops = [(*self.codec.stop, *row.stop) for row in options]
+            watching = Watching(options, width, lambda ids: self._text(ids, ends), self._spell)
+            criteria: list[Any] = [*self.stopping, *self._criteria(stops, width, chosen)]
+            processors: list[Any] = []
+            if (chosen.num_beams or 1) == 1:  # with beams there are more rows than prompts
+                criteria.append(watching.after)
+                processors.append(watching.before)
+            if shaping is not None:
+                processors.append(sampling.Draw(shaping, self._seeds(batch.items, options)))
+            new = self._generate(rows, chosen, batch.start, logits_processor=processors, stopping_criteria=criteria)
+            for i, (item, ids) in enumerate(zip(batch.items, new, strict=True)):
                 end, text = stopping.end_of(ids, ends), self._text(ids, ends)
-                stop = min((at for stop in self.codec.stop if (at := text.find(stop)) >= 0), default=None)
-                finish: Finish = "length" if end is None and stop is None else "stop"
-                logs = () if watch is None else within(watch.tokens[:end], stop)
-                yield Written(item.asked, text[:stop], len(row), len(ids) if end is None else end + 1, finish, logs)
+                cut = stopping.first_stop(text, stops[i])
+                count = len(ids) if end is None else end + 1
+                if cut is not None:
+                    # Behind its stop text a row holds padding until the longest row of the batch has ended.
+                    count = self._length_to_stop(ids[:count], stops[i], ends)
+                finish: Finish = "length" if end is None and cut is None else "stop"
+                logs = within(watching.tokens[i][:end], cut)
+                yield Written(item.asked, text[:cut], len(rows[i]), count, finish, logs)
+
+    def _seeds(self, items: Sequence[Item], options: Sequence[RowOptions]) -> list[str]:
+        """Return what the random numbers of each row start from."""
+        common = self.config.generation.seed
+        return [
+            f"{common}/{item.question.id}" if row.seed is None else str(row.seed)
+            for item, row in zip(items, options, strict=True)
+        ]
+
+    def _length_to_stop(self, ids: Ids, stops: Sequence[str], ends: set[int]) -> int:
+        """Return how many of a row's tokens there are up to the one that completes its first stop text."""
+
+        def stopped(count: int) -> bool:
+            return stopping.first_stop(self._text(ids[:count], ends), stops) is not None
+
+        return bisect.bisect_left(range(len(ids)), True, key=stopped)
 
     def _text(self, ids: Ids, ends: set[int]) -> str:
         ids = ids[: stopping.end_of(ids, ends)]
@@ -158,15 +183,15 @@ class Decoder:
     def _spell(self, token: int) -> str:
         return str(self.tokenizer.decode([token]))
 
-    def _stops(self, width: int, chosen: GenerationConfig) -> list[Any]:
-        """Return what ends a row beside EOS; `chosen` gets the room that thinking needs."""
-        stops: list[Any] = [stopping.StopText(self.tokenizer, self.codec.stop, width)] if self.codec.stop else []
+    def _criteria(self, stops: Sequence[Sequence[str]], width: int, chosen: GenerationConfig) -> list[Any]:
+        """Return what ends rows beside EOS: their stop texts; and thinking, for which `chosen` gets the room."""
+        criteria: list[Any] = [stopping.StopText(self.tokenizer, stops, width)] if any(stops) else []
         if thinking := self.config.generation.thinking_tokens:
             end: Ids = self.tokenizer(THOUGHT, add_special_tokens=False)["input_ids"]
             most = stopping.settings(self.model, self.tokenizer, self.config).max_new_tokens
-            stops.append(stopping.Budget(end, width, thinking, most))
+            criteria.append(stopping.Budget(end, width, thinking, most))
             chosen.max_new_tokens = thinking + len(end) + most
-        return stops
+        return criteria
 
     def constrained(self, asked: Sequence[Asked]) -> Iterator[tuple[Item, str]]:
         """Let the model write only legal answers: the style's words, then letters of the question in order."""

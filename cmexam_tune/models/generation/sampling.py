@@ -59,10 +59,10 @@ def split(chosen: GenerationConfig) -> tuple[GenerationConfig, LogitsProcessorLi
 class Draw(LogitsProcessor):
     """Draws each row's next token by the row's own random numbers and leaves no other."""
 
-    def __init__(self, shaping: LogitsProcessorList, keys: Sequence[str], seed: int) -> None:
-        """Take what shapes the distribution, a key for each row, and the seed of the whole prediction."""
+    def __init__(self, shaping: LogitsProcessorList, seeds: Sequence[str]) -> None:
+        """Take what shapes the distribution and the seed of each row."""
         self.shaping = shaping
-        self.generators = [random.Random(f"{seed}/{key}") for key in keys]
+        self.generators = [random.Random(seed) for seed in seeds]
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.Tensor) -> torch.Tensor:
         """Return scores [batch, vocabulary] that are -inf but for the token that was drawn."""

@@ -2,7 +2,7 @@
 
 import contextlib
 import string
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -93,18 +93,26 @@ def end_of(ids: Sequence[int], ends: set[int]) -> int | None:
     return next((place for place, token in enumerate(ids) if token in ends), None)
 
 
-class StopText(StoppingCriteria):
-    """Ends a row whose last tokens hold a stop string; transformers' own needs a vocabulary with Latin letters."""
+def first_stop(text: str, stops: Iterable[str]) -> int | None:
+    """Return where in a text its first stop text begins; None if there is none in it."""
+    return min((place for stop in stops if (place := text.find(stop)) >= 0), default=None)
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, stops: Sequence[str], width: int) -> None:
+
+class StopText(StoppingCriteria):
+    """Ends a row whose last tokens hold a stop text; transformers' own needs a vocabulary with Latin letters."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, stops: Sequence[Sequence[str]], width: int) -> None:
+        """Take the stop texts of each prompt, some of which may have none, and the width of the prompts."""
         self.tokenizer, self.stops, self.width = tokenizer, stops, width
-        self.tail = 2 + max(len(stop.encode()) for stop in stops)
+        # A token holds at least one byte, and two more may hold the ends of a character.
+        self.tail = 2 + max(len(stop.encode()) for row in stops for stop in row)
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
         """Return [batch] booleans for ids [batch, prompt + new]."""
         new = input_ids[:, self.width :][:, -self.tail :]
         texts = self.tokenizer.batch_decode(new, skip_special_tokens=True)
-        ended = [any(stop in text for stop in self.stops) for text in texts]
+        beams = len(texts) // len(self.stops)
+        ended = [first_stop(text, self.stops[row // beams]) is not None for row, text in enumerate(texts)]
         return torch.tensor(ended, device=input_ids.device)
 
 

@@ -1,7 +1,7 @@
-"""A batch while it is written: each row's text so far, and the log-probabilities of its tokens."""
+"""What a request may want of its own row of a batch, and what is noted of a row while it is written."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,47 +24,51 @@ class Token:
     """Characters of text before it."""
 
 
-@dataclass
-class Watch:
-    """What is wanted of one row beside its text."""
+@dataclass(frozen=True)
+class RowOptions:
+    """What is wanted of one row; rows that differ only in these are written in one batch."""
 
-    tell: Callable[[str], None] | None = None
-    """Called after every token with the text so far, which may end in half a character."""
+    stop: tuple[str, ...] = ()
+    """Texts at which the row ends, beside the template's own. They are left out of its text."""
+    seed: int | None = None
+    """Where it samples: the same seed gives the same text in any batch. None: the batch's seed and the row's id."""
     top: int | None = None
-    """How many of the most probable tokens are noted at each place; None: no log-probabilities."""
-    tokens: list[Token] = field(default_factory=list)
+    """How many of the most probable tokens are noted at each place; None: no log-probabilities. Not with beams."""
+    tell: Callable[[str], None] | None = None
+    """Called after every token with the text so far, which may end in half a character. Not with beams."""
 
 
 class Watching:
-    """Follows a batch: `before` is a logits processor, `after` a stopping criterion that ends nothing."""
+    """Follows a batch without beams: `before` is a logits processor, `after` a stopping criterion that ends nothing."""
 
     def __init__(
-        self, watches: Sequence[Watch | None], width: int, read: Callable[[Ids], str], spell: Callable[[int], str]
+        self, options: Sequence[RowOptions], width: int, read: Callable[[Ids], str], spell: Callable[[int], str]
     ) -> None:
         """Take what is wanted of each row, the width of the prompt, and what gives the text of ids and of one id."""
-        self.rows = [(row, watch) for row, watch in enumerate(watches) if watch is not None]
-        self.width, self.read, self.spell = width, read, spell
+        self.options, self.width, self.read, self.spell = options, width, read, spell
+        self.tokens: list[list[Token]] = [[] for _ in options]
+        """Of each row, what was written so far; empty where no log-probabilities are wanted."""
         self._logs: torch.Tensor | None = None
-        for _, watch in self.rows:
-            watch.tokens.clear()
 
     def before(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Note the distribution and return the scores [batch, vocabulary] as they are."""
-        if any(watch.top is not None for _, watch in self.rows):
+        if any(row.top is not None for row in self.options):
             self._logs = scores.float().log_softmax(-1).clamp(min=LEAST)
         return scores
 
     def after(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        """Tell who watches about the newest token of ids [batch, prompt + new]."""
-        for row, watch in self.rows:
+        """Note and tell the newest token of ids [batch, prompt + new]."""
+        for row, options in enumerate(self.options):
+            if options.top is None and options.tell is None:
+                continue
             ids: Ids = input_ids[row, self.width :].tolist()
-            if watch.top is not None and self._logs is not None:
-                best = self._logs[row].topk(min(watch.top, self._logs.shape[1]))
+            if options.top is not None and self._logs is not None:
+                best = self._logs[row].topk(min(options.top, self._logs.shape[1]))
                 top = zip(map(self.spell, best.indices.tolist()), best.values.tolist(), strict=True)
                 start, own = len(self.read(ids[:-1])), float(self._logs[row, ids[-1]])
-                watch.tokens.append(Token(self.spell(ids[-1]), own, tuple(top), start))
-            if watch.tell is not None:
-                watch.tell(self.read(ids))
+                self.tokens[row].append(Token(self.spell(ids[-1]), own, tuple(top), start))
+            if options.tell is not None:
+                options.tell(self.read(ids))
         return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
 
 

@@ -6,15 +6,18 @@ from pathlib import Path
 from typing import Any
 
 from cmexam_tune.core import cli, files, jsonl
-from cmexam_tune.core.errors import UserError
+from cmexam_tune.core.errors import DataError, UserError
 from cmexam_tune.core.schema import Question
-from cmexam_tune.inference import annotations, loading
-from cmexam_tune.inference.annotations import FACETS, Proposal
+from cmexam_tune.core.written import Written
+from cmexam_tune.inference import annotations, loading, review_sheet
+from cmexam_tune.inference.annotations import FACETS
+from cmexam_tune.inference.review_sheet import ReviewSheet
 from cmexam_tune.report.table import Table
 
 EPILOG = """The instruction is the paper's (appendix A.2); only the listed categories and 不符合 are accepted. Several
 models vote. OUT is the questions with what they lacked; beside it: OUT.review.xlsx for people, OUT.report.json, and
-what each model wrote, OUT.MODEL.outputs.jsonl, which grows line by line: a killed run continues.
+what each model wrote, OUT.MODEL.outputs.jsonl, which grows line by line: a killed run continues. Reviews are kept by
+later runs; a row that has changed since is flagged.
 
 examples:
   cmexam-tune annotate --questions mine.questions.jsonl --config zeroshot_vllm.yaml --out mine.annotated.jsonl
@@ -22,7 +25,12 @@ examples:
 
 
 def annotate(
-    questions: str | Path, models: Sequence[str | Path], out: str | Path, overrides: Sequence[str] = ()
+    questions: str | Path,
+    models: Sequence[str | Path],
+    out: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    overwrite: bool = False,
 ) -> dict[str, Any]:
     """Fill the annotations that questions lack, and return the report: what was proposed, refused and agreed upon.
 
@@ -31,59 +39,71 @@ def annotate(
         models: recipes, by path or name.
         out: the annotated questions; must not be `questions`.
         overrides: `section.key=value` changes to every recipe.
+        overwrite: replace files that annotate has not written, or that were changed since. Reviews are always kept.
 
     Raises:
-        UserError: files or models that cannot be used, or an `out` that was not written by annotate.
+        UserError: files or models that cannot be used, or files at `out` and beside it that may not be replaced.
     """
-    out = files.check_output(out, overwrite=True, inputs=[files.check_input(questions)])
-    report = Path(f"{out}.report.json")
-    if out.exists() and not report.is_file():
-        raise UserError(f"{out}: exists and was not written by annotate. Choose another --out.")
+    questions = files.check_input(questions)
+    out, report, review = Path(out), Path(f"{out}.report.json"), Path(f"{out}.review.xlsx")
+    for path in (out, report, review):
+        files.check_output(path, overwrite=True, inputs=[questions])
+    names = _names(models)
+    written = Written(f"{out}.meta.json", "annotate", overwrite)
+    written.check(out, report)
+    _open_review(review, overwrite)  # before anybody is asked
     asked = list(jsonl.read(questions, Question))
+    from cmexam_tune.inference import annotating
+
+    texts = {}
+    for name, model in zip(names, models, strict=True):
+        source = loading.open_source(model, overrides)
+        cli.note(f"{name}: {len(asked)} questions, {len(FACETS)} annotations each")
+        texts[name] = annotating.outputs(source, asked, questions, Path(f"{out}.{name}.outputs.jsonl"))
+    proposed = annotations.proposals(asked, texts)
+    summary = annotations.report(proposed)
+    sheet = _open_review(review, overwrite)  # as it is now: somebody may have gone on with it
+    sheet.update(asked, proposed, names)
+    if sheet.changed:
+        cli.note(f"{review}: {sheet.changed} rows are not what they were; the column `changed` says what they held.")
+    if sheet.touched:
+        with files.atomic_write(review, binary=True) as handle:
+            handle.write(sheet.content())
+    lines = "".join(f"{jsonl.dumps(question)}\n" for question in annotations.filled(asked, proposed))
+    written.write({report: (json.dumps(summary, ensure_ascii=False, indent=1) + "\n").encode(), out: lines.encode()})
+    return summary
+
+
+def _names(models: Sequence[str | Path]) -> list[str]:
+    """Return the names that models go by, each of which is a column and part of a file's name."""
     names = [Path(model).name.removesuffix(".yaml") for model in models]
     if double := [name for name in names if names.count(name) > 1]:
         raise UserError(
             f"--config: two models are called {double[0]}, and a model goes by its recipe's name. Rename one."
         )
-    from cmexam_tune.inference import annotating
-
-    written = {}
-    for name, model in zip(names, models, strict=True):
-        source = loading.open_source(model, overrides)
-        cli.note(f"{name}: {len(asked)} questions, {len(FACETS)} annotations each")
-        written[name] = annotating.outputs(source, asked, Path(questions), Path(f"{out}.{name}.outputs.jsonl"))
-    proposed = annotations.proposals(asked, written)
-    found = annotations.report(proposed)
-    with files.atomic_write(report) as handle:
-        json.dump(found, handle, ensure_ascii=False, indent=1)
-        handle.write("\n")
-    with files.atomic_write(f"{out}.review.xlsx", binary=True) as handle:
-        _review(asked, proposed, names).save(handle)
-    jsonl.write(out, annotations.filled(asked, proposed), overwrite=True)
-    return found
+    if unusable := [name for name in names if name in review_sheet.COLUMNS or not name.strip(".")]:
+        raise UserError(
+            f"--config: a model cannot be called {unusable[0]!r}, and goes by its recipe's name. Rename it."
+        )
+    return names
 
 
-def _review(questions: Sequence[Question], proposed: Sequence[Proposal], models: Sequence[str]) -> Any:
-    """Return a sheet with a row for each question and facet: what it is, what the file and the models say, the vote."""
-    from openpyxl import Workbook
-    from openpyxl.cell.cell import ILLEGAL_CHARACTERS_RE
+def _open_review(path: Path, overwrite: bool) -> ReviewSheet:
+    """Return the reviews at `path`, or an empty sheet.
 
-    book = Workbook()
-    sheet = book.active
-    sheet.title = "review"
-    sheet.append(["question_id", "stem", "options", "facet", "before", *models, "vote", "review"])
-    known = {question.id: question for question in questions}
-    for one in proposed:
-        question = known[one.question_id]
-        options = "\n".join(f"{letter} {text}" for letter, text in question.options.items())
-        cells = [question.id, question.stem, options, one.facet, one.before or ""]
-        cells += [one.by_model[model] or "" for model in models]
-        sheet.append([ILLEGAL_CHARACTERS_RE.sub("", cell) for cell in (*cells, one.vote or "", "")])
-    for line in sheet.iter_rows(min_row=2):
-        for cell in line:
-            cell.data_type = "s" if isinstance(cell.value, str) else cell.data_type  # = starts no formula
-    sheet.freeze_panes = "A2"
-    return book
+    Raises:
+        DataError: something else is there, and `overwrite` is false.
+    """
+    if not path.exists():
+        return ReviewSheet()
+    try:
+        return ReviewSheet(path)
+    except DataError as error:
+        if overwrite:
+            return ReviewSheet()
+        raise DataError(
+            f"{error} Mend it, move it away, choose another --out, or add --overwrite to replace it."
+        ) from None
 
 
 def table(found: Mapping[str, Any]) -> Table:
@@ -116,9 +136,12 @@ def main(argv: Sequence[str]) -> int | None:
     parser.add_argument("--questions", required=True, metavar="FILE", help="as `cmexam-tune preprocess` writes them")
     parser.add_argument("--config", required=True, nargs="+", metavar="MODEL", help="recipes of the models that vote")
     parser.add_argument("--out", required=True, metavar="FILE", help="the questions with their annotations")
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace files that annotate has not written; reviews are always kept"
+    )
     got = parser.parse_intermixed_args(list(argv))
     models, more = cli.without_overrides(got.config)
-    cli.say(str(table(annotate(got.questions, models, got.out, [*more, *got.overrides]))))
+    cli.say(str(table(annotate(got.questions, models, got.out, [*more, *got.overrides], overwrite=got.overwrite))))
     cli.say(f"\n{got.out}; to review: {got.out}.review.xlsx")
     return None
 

@@ -30,7 +30,8 @@ def outputs(source: loading.Source, questions: Sequence[Question], path: Path, o
     if family.task != "generate":
         raise ConfigError(f"model.family={config.model.family}: a model that chooses an option cannot annotate.")
     keys = [annotations.key(question, facet) for question in questions for facet in annotations.FACETS]
-    with ResumableFile(out, provenance(config, path, source.run)) as file:
+    remedy = "Move it away, or choose another --out."
+    with ResumableFile(out, provenance(config, path, source.run), remedy=remedy) as file:
         if not file.known.issuperset(keys):
             asked = [
                 annotations.asked(question, facet)

@@ -119,13 +119,15 @@ def test_identical_rows_are_kept_with_ids_of_their_own(tmp_path):
     assert [q.id for q in questions] == ["t:1", "t:2"] and not told
 
 
-def test_a_row_with_too_many_cells_is_dropped(tmp_path):
-    path = write(tmp_path / "t.csv", [ENGLISH, ROWS[0], [*ROWS[1], "", "x"], [*ROWS[1], ""], ["", "", "A", ""]])
-    questions, told = read(path)
-    assert len(questions) == 2
+def test_a_row_with_too_many_or_too_few_cells_is_dropped(tmp_path):
+    rows = [ROWS[0], [*ROWS[1], "", "x"], [*ROWS[1], ""], ["", "", "A", ""], ROWS[1][:3], ROWS[1]]
+    questions, told = read(write(tmp_path / "t.csv", [ENGLISH, *rows]))
+    assert [q.id for q in questions] == ["t:1", "t:6"]
     assert [(t.row, t.reason) for t in told if t.action == "dropped"] == [
         (2, "more cells than columns"),
+        (3, "more cells than columns"),
         (4, "no question text"),
+        (5, "fewer cells than columns"),
     ]
 
 

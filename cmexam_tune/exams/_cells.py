@@ -1,17 +1,25 @@
 """What the cells of exam files mean: options and answers in every form that the released files and re-exports use."""
 
 import ast
+import datetime
 import json
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+from cmexam_tune.core.documents import unique
 from cmexam_tune.core.schema import MAX_OPTIONS, MIN_OPTIONS, letters
 from cmexam_tune.exams._rows import Reporter, RowReport
 
 NO_ANSWER = "no answer"
 NO_QUESTION = "no question text"
+ZERO = "answer 0, but options are counted from 1"
+BEYOND = "answer beyond the options"
+UNREADABLE = "unreadable answer"
+_CONTINUED = "option text over several lines"
+_SORTED = "options sorted"
 _MISSING = frozenset({"", "nan", "none", "null", "n/a", "#n/a"})
 _LONGEST_MISSING = max(map(len, _MISSING))
 _LETTERS = "ABCDEFGHIJ"
@@ -31,6 +39,14 @@ _MARKED = re.compile("[、．:：]").match
 # Only before the next option: option texts may hold `\nu` and the like.
 _LITERAL_BREAK = re.compile(rf"(?:\\r)?\\n(?=\s*(?:[(（]?{_LETTER}(?:{_MARK}|[^\x00-\x7f])|[A-Z]?$))")
 _SEPARATORS = re.compile(r"[\s,;:/|.、。\[\]'\"()和与及&+-]|答案")
+_FROM_TO = re.compile(r"\W*([A-Z])\s*-\s*([A-Z])\W*")
+# Not `-`, which is a sign here, and `.` only as in `2.0`.
+_BETWEEN_NUMBERS = re.compile(r"(?:[\s,;:/|、。\[\]'\"()和与及&+]|答案|选项)+")
+_NUMBER = re.compile(r"(\d{1,4})(?:\.0*)?")
+_LETTER_BEFORE = re.compile(r"[(（]?([A-ZＡ-Ｚ])[.．、:：)）]\s*")
+_GENUS = re.compile(r"[A-Z]\. ?[a-z]")  # E.coli
+_INLINE = re.compile(rf"(?:^|(?<=\s))[(（]?({_LETTER})({_MARK})")
+_SHEET_ERRORS = frozenset({"#N/A", "#NAME?", "#REF!", "#VALUE!", "#DIV/0!", "#NULL!", "#NUM!"})
 
 
 class Unreadable(Exception):
@@ -76,9 +92,12 @@ class Cells:
         text = self.text("".join(map(str, value)) if isinstance(value, list | tuple) else value)
         if text is None:
             return None
-        plain = _SEPARATORS.sub("", unicodedata.normalize("NFKC", text)).upper()
-        if not re.fullmatch("[A-Z]+", plain):
-            raise Unreadable("unreadable answer")
+        wide = unicodedata.normalize("NFKC", text).upper()
+        plain = _SEPARATORS.sub("", wide)
+        span = _FROM_TO.fullmatch(wide)
+        # `A-D` may be A and D, or A to D.
+        if not re.fullmatch("[A-Z]+", plain) or (span and ord(span[2]) - ord(span[1]) != 1):
+            raise Unreadable(UNREADABLE)
         if plain != text:
             self.repairs.append("answer letters normalized")
         if len(set(plain)) < len(plain):
@@ -94,16 +113,57 @@ class Cells:
             Unreadable: no option is meant.
         """
         listed = [str(part).strip() for part in value] if isinstance(value, list | tuple) else [self.text(value) or ""]
-        order, found = list(options), []
-        for part in filter(None, listed):
-            if written == "text":
-                found += [letter for letter, text in options.items() if text == part][:1] or [""]
-            else:
-                numbers = [int(float(n)) - (written == "number") for n in re.findall(r"\d+(?:\.0+)?", part)]
-                found += [order[n] if 0 <= n < len(order) else "" for n in numbers] or [""]
-        if "" in found:
-            raise Unreadable("unreadable answer")
-        return letters("".join(found)) or None
+        choose = self._with_text if written == "text" else self._counted
+        first = 0 if written == "index" else 1
+        chosen = [letter for part in filter(None, listed) for letter in choose(part, options, first)]
+        if len(set(chosen)) < len(chosen):  # [0, 1, 0, 0] perhaps, which counts nothing
+            raise Unreadable("answer names an option twice")
+        return letters("".join(chosen)) or None
+
+    def _with_text(self, part: str, options: Mapping[str, str], _: int) -> list[str]:
+        named = [letter for letter, text in options.items() if text == part]
+        if len(named) > 1:
+            raise Unreadable("answer is the text of several options")
+        if not named:
+            raise Unreadable(UNREADABLE)
+        return named
+
+    def _counted(self, part: str, options: Mapping[str, str], first: int) -> list[str]:
+        if _SORTED in self.repairs:
+            raise Unreadable("answer counts options that are out of order")
+        named = []
+        for text in filter(None, _BETWEEN_NUMBERS.split(unicodedata.normalize("NFKC", part))):
+            if not (number := _NUMBER.fullmatch(text)):
+                raise Unreadable(UNREADABLE)
+            if (place := int(number[1]) - first) < 0:
+                raise Unreadable(ZERO)
+            # By letter: an empty option before it is not among `options`, but it was counted.
+            letter = chr(ord("A") + place)
+            if letter not in options:
+                raise Unreadable(BEYOND)
+            named.append(letter)
+        if not named:
+            raise Unreadable(UNREADABLE)
+        return named
+
+    def by_column(self, values: Mapping[str, object]) -> dict[str, str]:
+        """Return letter -> text of options that each have a column; a letter before the text (`B. text`) is left out.
+
+        An empty column between others keeps its letter for itself: those after it do not move up.
+
+        Raises:
+            Unreadable: too few options, or their own letters contradict the columns', or a spreadsheet has made a
+                date or an error of one.
+        """
+        texts = {}
+        for letter, value in values.items():
+            text = _plain(value).strip()
+            if isinstance(value, datetime.date | datetime.time) or text in _SHEET_ERRORS:
+                raise Unreadable("an option is a date or an error of the spreadsheet")
+            texts[letter] = text
+        while texts and not texts[last := max(texts)]:
+            del texts[last]
+        return self.options(_without_letters(texts))
 
     def options(self, value: object) -> dict[str, str]:
         """Return letter -> text from lines of text, a list of `{key, value}`, a list of texts or a mapping.
@@ -123,15 +183,22 @@ class Cells:
             pairs = self._split(_plain(value))
         return self._checked(pairs)
 
-    def _listed(self, items: Iterable[Any]) -> list[tuple[str, str]]:
-        pairs = []
-        for number, item in enumerate(items):
-            if isinstance(item, Mapping):
-                pairs.append((_plain(item.get("key")), _plain(item.get("value"))))
-                continue
-            match = _OPTION.fullmatch(_plain(item)) or _UNMARKED.fullmatch(_plain(item))
-            pairs.append((match[1], match[2] or "") if match else (chr(ord("A") + number), _plain(item)))
-        return pairs
+    def _listed(self, items: Sequence[Any]) -> list[tuple[str, str]]:
+        if any(isinstance(item, Mapping) for item in items):
+            pairs = [(item.get("key"), item.get("value")) if isinstance(item, Mapping) else ("", "") for item in items]
+            return [(_plain(key), _plain(text)) for key, text in pairs]
+        if len(items) > len(_LETTERS):
+            raise Unreadable("more options than possible")
+        texts = dict(zip(_LETTERS, (_plain(item).strip() for item in items), strict=False))
+        places = [letter for letter, text in texts.items() if text]
+        own = _lettered([text for text in texts.values() if text])
+        printed = [letter for letter, _ in own]
+        # `C 反应蛋白` beside options that begin with no letter is a text: only if all have one, the letters are theirs.
+        if own and (printed == places or "".join(sorted(printed)) == _LETTERS[: len(printed)]):
+            return own + [(letter, "") for letter in texts if letter not in places and letter not in printed]
+        if printed == sorted(printed) and own and set(printed) <= _SINGLE_LETTERS:
+            raise Unreadable("option letters skip one")
+        return [*_without_letters(texts).items()]
 
     def _split(self, text: str) -> list[tuple[str, str]]:
         lines = text.splitlines()
@@ -144,13 +211,20 @@ class Cells:
         for line in lines:
             match = _OPTION.fullmatch(line) or _UNMARKED.fullmatch(line)
             expected = chr(ord(_letter(pairs[-1][0])) + 1) if pairs else "A"
-            if match and (match.re is _OPTION or _letter(match[1]) == expected):
+            letter = _letter(match[1]) if match else ""
+            if match and (letter == expected or (match.re is _OPTION and letter in _SINGLE_LETTERS)):
+                # CMExam skips letters as well. Only a line without one raises the doubt whether it has lost its own.
+                if letter != expected and self.repairs[-1:] == [_CONTINUED]:
+                    raise Unreadable("option letters skip one")
                 pairs.append((match[1], match[2] or ""))
             elif pairs and line.strip():
-                self.repairs.append("option text over several lines")
+                self.repairs.append(_CONTINUED)
                 pairs[-1] = (pairs[-1][0], f"{pairs[-1][1]} {line.strip()}")
             elif line.strip():
                 raise Unreadable("options without letters")
+        printed = [_letter(key) for key, _ in pairs]
+        if printed != sorted(printed) and ord(max(printed)) - ord("A") >= len(printed):
+            raise Unreadable("option letters skip one")  # `G 蛋白偶联受体` on a line of its own, perhaps
         return pairs
 
     def _checked(self, pairs: list[tuple[str, str]]) -> dict[str, str]:
@@ -170,7 +244,7 @@ class Cells:
         if not MIN_OPTIONS <= len(options) <= MAX_OPTIONS:
             raise Unreadable(f"{'fewer' if len(options) < MIN_OPTIONS else 'more'} options than possible")
         if list(options) != sorted(options):
-            self.repairs.append("options sorted")
+            self.repairs.append(_SORTED)
         return dict(sorted(options.items()))
 
 
@@ -210,31 +284,71 @@ def _letter(key: str) -> str:
 
 
 def _plain(value: object) -> str:
-    return "" if value is None else str(value)
+    return "" if value is None or value != value else str(value)
 
 
 def _parsed(text: str) -> object:
     """Return what a cell with JSON or a Python list in it holds, else the text as it is."""
-    for parse, error in ((json.loads, ValueError), (ast.literal_eval, (ValueError, SyntaxError))):
+    for parse in (partial(json.loads, object_pairs_hook=unique), ast.literal_eval):
         try:
             value: object = parse(text)
-        except error:
+        except (json.JSONDecodeError, SyntaxError, RecursionError, MemoryError):  # the last two: `[` 100,000 times
             continue
+        except ValueError:  # a key that stands twice, a number without end, a call
+            return text
         return value
     return text
 
 
+def _lettered(texts: Sequence[str]) -> list[tuple[str, str]]:
+    """Return (letter, rest) of texts that all begin with a letter; nothing where one does not, or for `A型`, `B型`."""
+    matches = [match for text in texts if (match := _OPTION.fullmatch(text) or _UNMARKED.fullmatch(text))]
+    rests = [match[2] or "" for match in matches]
+    if len(matches) < len(texts) or (any(rests) and len(set(rests)) < len(rests)):
+        return []
+    return [(_letter(match[1]), rest) for match, rest in zip(matches, rests, strict=True)]
+
+
+def _without_letters(texts: Mapping[str, str]) -> dict[str, str]:
+    """Return letter -> text where the place gives the letter, without that letter before the text.
+
+    Raises:
+        Unreadable: several texts begin with option letters, and not all of these are those of their places.
+    """
+    marks = {place: match for place, text in texts.items() if (match := _LETTER_BEFORE.match(text))}
+    if not marks:
+        return dict(texts)
+    printed = {place: _letter(match[1]) for place, match in marks.items()}
+    strange = [place for place in printed if printed[place] != place and not _GENUS.match(texts[place])]
+    # One alone may be a text that happens to begin so.
+    if strange and len(printed) > 1 and set(printed.values()) <= _SINGLE_LETTERS:
+        raise Unreadable("option letters contradict their places")
+    return {place: text[marks[place].end() :] if printed.get(place) == place else text for place, text in texts.items()}
+
+
 def _one_line(text: str) -> list[str]:
-    """Split `A 甲 B 乙 C 丙` before each letter that is next in the alphabet."""
-    starts, position = [], 0
-    for number in range(MAX_OPTIONS):
-        letter = chr(ord("A") + number)
-        full = chr(ord("Ａ") + number)
-        match = re.compile(rf"(?:^|\s)({letter}|{letter.lower()}|{full}){_MARK}").search(text, position)
-        if not match:
-            break
-        starts.append(match.start(1))
-        position = match.end(1)
-    if len(starts) < MIN_OPTIONS:
+    """Split `A 甲 B 乙 C 丙` before its letters.
+
+    Raises:
+        Unreadable: another letter could begin an option as well, as in `A 维生素 B 缺乏 B 乙`.
+    """
+    marks = [(match.start(), _letter(match[1]), _letter(match[2])[:1]) for match in _INLINE.finditer(text)]
+    if not marks or text[: marks[0][0]].strip():
         return [text]
-    return [text[a:b] for a, b in zip(starts, [*starts[1:], len(text)], strict=True)]
+    several = False
+    for alike in ([mark for mark in marks if mark[2] == marks[0][2]], marks):
+        starts, others = list[int](), list[tuple[int, str]]()
+        for start, letter, _ in alike:
+            if letter == _LETTERS[len(starts) : len(starts) + 1]:
+                starts.append(start)
+            else:
+                others.append((start, letter))
+        if len(starts) < MIN_OPTIONS:
+            continue
+        several = True
+        used = _LETTERS[: len(starts)]
+        if not any(letter in used or (start > starts[-1] and letter in _LETTERS) for start, letter in others):
+            return [text[a:b] for a, b in zip(starts, [*starts[1:], len(text)], strict=True)]
+    if several:
+        raise Unreadable("options in one line cannot be told apart")
+    return [text]

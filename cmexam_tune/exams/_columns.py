@@ -1,17 +1,20 @@
 """Which column of a file is which field of a map, found once for each set of columns."""
 
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from cmexam_tune.core.errors import DataError
 from cmexam_tune.core.schema import MAX_OPTIONS
+from cmexam_tune.exams._tables import BROKEN, SECTION
 
 FILE = "#file"
 """The name of the file as a column."""
 _RANGE = re.compile(r"(.*?)\.\.(.*)")
-
+# Beside what hands type differently: marks without width, which Excel and web pages leave in headers.
+_IGNORED = re.compile(r"[\s_\u200b-\u200d\ufeff-]")
 
 SIGNS = {
     "cmb": ("exam_type", "exam_class", "exam_subject"),
@@ -24,43 +27,86 @@ LAYOUTS = {"cmexam": ("question", "options", "answer"), "cmb": ("question", "opt
 class Found:
     """The columns of the rows that have the same columns."""
 
-    def __init__(self, path: Path, names: Sequence[str], wanted: Mapping[str, Sequence[str]]) -> None:
-        self._file = path.stem
-        self._plain = {_plain(name): name for name in reversed(names)}
-        self._names = [name for name in names if name[:1] != "#"]
-        self._columns: dict[str, tuple[str, ...]] = {}
+    def __init__(
+        self, path: Path, names: Sequence[str], wanted: Mapping[str, Sequence[str]], *, header: bool = True
+    ) -> None:
+        """Resolve each wanted field; with `header` no option column may be missing in the middle of a range."""
+        self._file, self._header = path.stem, header
+        self._all, self._alike = names, dict[str, list[str]]()
+        for name in names:
+            self._alike.setdefault(_plain(name), []).append(name)
+        self._places = [name for name in names if name not in (SECTION, BROKEN)]
+        self.problem = ""
+        """Why no row with these columns can be read for certain, empty where all is well."""
+        self._columns: dict[str, tuple[str | None, ...]] = {}
         for field, given in wanted.items():
             columns = next(filter(None, map(self._resolve, given)), ())
             if columns:
                 self._columns[field] = columns
-        self.facets = [(f.removeprefix("facet:"), c[0]) for f, c in self._columns.items() if f.startswith("facet:")]
-        self._options = self._columns.get("options", ())
-        self.column: dict[str, Any] = {field: self._columns.get(field, (None,))[0] for field in wanted}
+        self.column: dict[str, Any] = {
+            field: next(filter(None, self._columns.get(field, ())), None) for field in wanted
+        }
         """The first column of each field, None where the file has none: `item.get(None)` is None."""
+        self.facets = [(f.removeprefix("facet:"), self.column[f]) for f in self._columns if f.startswith("facet:")]
+        spread = enumerate(self._columns.get("options", ()), ord("A"))
+        self.letters = {chr(code): column for code, column in spread if column is not None}
+        """Letter -> column of that option; a single column holds all options."""
         self.used = {column for columns in self._columns.values() for column in columns}
+        self._check_shared()
 
-    def _resolve(self, name: str) -> tuple[str, ...]:
+    def _doubt(self, problem: str) -> None:
+        self.problem = self.problem or problem
+
+    def _check_shared(self) -> None:
+        fields = dict[str | None, str]()
+        for field in ("stem", "answer", "options"):
+            for column in filter(None, self._columns.get(field, ())):
+                if fields.setdefault(column, field) != field:
+                    self._doubt(f"the column {column!r} would be read as {fields[column]} and as {field}")
+
+    def _resolve(self, name: str) -> tuple[str | None, ...]:
         if name == FILE:
             return (FILE,)
         if spread := _RANGE.fullmatch(name):
             return self._spread(spread[1].strip(), spread[2].strip())
         if name[:1] == "#" and name[1:].lstrip("-").isdigit():
             number = int(name[1:])
-            inside = 0 < abs(number) <= len(self._names)
-            return (self._names[number - 1 if number > 0 else number],) if inside else ()
-        column = name if name in self._names else self._plain.get(_plain(name))
-        return (column,) if column is not None else ()
+            inside = 0 < abs(number) <= len(self._places)
+            return (self._places[number - 1 if number > 0 else number],) if inside else ()
+        if name in self._all:
+            return (name,)
+        alike = self._alike.get(_plain(name), [])
+        if len(alike) > 1:
+            self._doubt(f"{name!r} may be any of the columns {', '.join(map(repr, alike))}")
+        return tuple(alike[:1])
 
-    def _spread(self, first: str, last: str) -> tuple[str, ...]:
+    def _spread(self, first: str, last: str) -> tuple[str | None, ...]:
+        """Return the columns of a range, that of option A first; None before the first letter that is named."""
         if first[:1] == last[:1] == "#":
             ends = [self._resolve(first), self._resolve(last)]
             if not all(ends):
                 return ()
-            low, high = (self._names.index(end[0]) for end in ends)
-            return tuple(self._names[low : high + 1])
-        letters = [chr(code) for code in range(ord(first[-1:] or "A"), ord(last[-1:] or "A") + 1)]
-        columns = [found[0] for letter in letters[:MAX_OPTIONS] if (found := self._resolve(first[:-1] + letter))]
-        return tuple(columns) if len(columns) > 1 else ()
+            low, high = (self._places.index(str(end[0])) for end in ends)
+            return tuple(self._places[low : high + 1])
+        prefix, start, end = first[:-1], *(unicodedata.normalize("NFKC", sign[-1:]) for sign in (first, last))
+        if len(start + end) != 2 or (last[:-1] and _plain(last[:-1]) != _plain(prefix)):
+            return ()
+        if start.islower() != end.islower():
+            start, end = start.upper(), end.upper()
+        names = [f"{prefix}{chr(code)}" for code in range(ord(start), ord(end) + 1)][:MAX_OPTIONS]
+        columns = [next(iter(self._resolve(name)), None) for name in names]
+        # Questions have four options or five: the last columns of a range may be missing, those before may not.
+        while columns and columns[-1] is None:
+            columns.pop()
+        if sum(column is not None for column in columns) < 2:
+            return ()
+        absent = [name for name, column in zip(names, columns, strict=False) if column is None]
+        if len({_bare(column)[-1:].islower() for column in columns if column is not None}) > 1:
+            self._doubt(f"the columns {', '.join(filter(None, columns))} of {first}..{last} differ in case")
+        if absent and self._header:
+            self._doubt(f"no column for {', '.join(absent)} of {first}..{last}, while later options have one")
+        before = ord(start.upper()) - ord("A") if start.isalpha() else 0
+        return (*[None] * before, *(column or name for name, column in zip(names, columns, strict=False)))
 
     def has(self, field: str) -> bool:
         """Whether there is a column for the field."""
@@ -74,26 +120,14 @@ class Found:
         """Return the cell of a field, None where the file has no such column."""
         return item.get(self.column[field])
 
-    def options(self, item: Mapping[str, Any]) -> Any:
-        """Return the cell with all options, or letter -> cell where each has its own column."""
-        if len(self._options) < 2:
-            return self.one("options", item)
-        cells = {}
-        for number, column in enumerate(self._options):
-            letter, value = chr(ord("A") + number), item.get(column)
-            text = "" if value is None or value != value else str(value).strip()
-            if text[:1] in (letter, chr(ord("Ａ") + number)) and text[1:2] in tuple(".．、:：)）"):
-                text = text[2:].strip()
-            if text:
-                cells[letter] = text
-        return cells
-
 
 class Columns:
     """The columns of one file, whose rows (JSON) may differ in them."""
 
-    def __init__(self, path: Path, wanted: Mapping[str, Sequence[str]], ignore: Sequence[str]) -> None:
-        self.path, self.wanted = path, wanted
+    def __init__(
+        self, path: Path, wanted: Mapping[str, Sequence[str]], ignore: Sequence[str], *, header: bool = True
+    ) -> None:
+        self.path, self.wanted, self.header = path, wanted, header
         self._ignore = {_plain(name) for name in ignore}
         self._known: dict[tuple[str, ...], Found] = {}
         self._seen: set[str] = set()
@@ -103,7 +137,7 @@ class Columns:
         """Return which columns of this row are which field."""
         key = tuple(item)
         if (found := self._known.get(key)) is None:
-            found = self._known[key] = Found(self.path, key, self.wanted)
+            found = self._known[key] = Found(self.path, key, self.wanted, header=self.header)
             for name in key:
                 unread = name not in found.used and name[:1] not in ("", "#") and _plain(name) not in self._ignore
                 if unread and name not in self._seen:
@@ -150,5 +184,10 @@ def _other(item: Mapping[str, Any]) -> str:
     return ""
 
 
+def _bare(name: object) -> str:
+    return _IGNORED.sub("", unicodedata.normalize("NFKC", str(name)))
+
+
 def _plain(name: object) -> str:
-    return re.sub(r"[\s_-]", "", str(name)).lower()
+    """Return what names are compared by: full-width letters, case, spaces, `_` and `-` make no difference."""
+    return _bare(name).lower()

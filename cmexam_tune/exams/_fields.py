@@ -12,7 +12,7 @@ from cmexam_tune.core.errors import ConfigError, DataError, UserError
 from cmexam_tune.core.schema import GROUP, Question
 from cmexam_tune.core.strict import Problems, build
 from cmexam_tune.exams import _tables
-from cmexam_tune.exams._cells import NO_ANSWER, Cells, Unreadable, check_answer, tell
+from cmexam_tune.exams._cells import BEYOND, NO_ANSWER, ZERO, Cells, Unreadable, check_answer, tell
 from cmexam_tune.exams._columns import Columns, Found
 from cmexam_tune.exams._rows import Reporter, RowReport
 
@@ -30,15 +30,17 @@ _MULTIPLE = ("多项", "多选", "X型")
 class Fields:
     """Which columns an exam's questions are in. Each field lists names that the column has in different copies.
 
-    Case, spaces, `_` and `-` in names do not matter. `#2` is the second column, `#-1` the last; `A..E` stands for the
-    columns A, B, C, D, E, one for each option (`#2..#-2` likewise).
+    Case, full-width letters, spaces, `_` and `-` in names do not matter. `#2` is the second column, `#-1` the last;
+    `A..E` stands for the columns A, B, C, D, E, one for each option, which keeps the letter of its column; E may be
+    missing, one before another may not. `#2..#-2` are columns by their places, the first is option A.
     """
 
     stem: Names
     options: Names
     answer: Names
     answer_as: Literal["letters", "number", "index", "text"] = "letters"
-    """`number` counts options from 1, `index` from 0, `text` repeats the option's text."""
+    """`number` counts options from 1, `index` from 0, `text` repeats the option's text. What looks like a number is
+    never taken for a text, or the reverse."""
     explanation: Names = ()
     id: Names = ()
     """The exam's own ids; without them a question is `<file stem>:<row>`."""
@@ -100,7 +102,8 @@ def parse_map(text: str, start: Fields | None = None) -> Fields:
     Other names of a column follow after `|`.
 
     Raises:
-        ConfigError: an entry is no `field=column`, a field is unknown, or stem, options or answer are missing.
+        ConfigError: an entry is no `field=column`, a field is unknown or there twice, or stem, options or answer are
+            missing.
     """
     values: dict[str, Any] = {}
     facets, given = dict(start.facets) if start else {}, []
@@ -108,6 +111,8 @@ def parse_map(text: str, start: Fields | None = None) -> Fields:
         name, equals, columns = (part.strip() for part in entry.partition("="))
         if not (name and equals and columns):
             raise ConfigError(f"--map: {entry!r} is no field=column, for example stem=题干 or facet:科室=科室.")
+        if name in given:
+            raise ConfigError(f"--map: {name} is there twice. Other names of one column follow after |.")
         names = tuple(column.strip() for column in columns.split("|"))
         given.append(name)
         if name.startswith("facet:"):
@@ -164,18 +169,24 @@ class _File:
 
     def __init__(self, path: Path, fields: Fields, published: Mapping[str, str] | None) -> None:
         self.path, self.stem, self.fields, self.published = path, path.stem, fields, published
-        self.columns = Columns(path, fields.columns(), fields.ignore)
+        # Objects may have a key that others lack: what is missing there is an empty cell.
+        self.header = path.suffix.lower() not in (".json", ".jsonl")
+        self.columns = Columns(path, fields.columns(), fields.ignore, header=self.header)
 
     def questions(self, report: Reporter, derive: Any) -> Iterator[Question]:
         """Yield what can be read; report the rest."""
-        reasons, rows, kept = Counter[str](), dict[str, int](), 0
+        reasons, rows, kept, counted_first = Counter[str](), dict[str, int](), 0, False
         further: Callable[[Mapping[str, Any]], dict[str, str]] = lambda _: {}  # noqa: E731
         for row, item in _tables.read(self.path):
             found = self.columns.of(item)
+            if found.problem:
+                raise DataError(
+                    f"{self.path}: {found.problem}. Found: {', '.join(filter(None, item))}. Rename the columns, or "
+                    "name them with --map as they are written."
+                )
             if row == 1:
                 needed = ["stem", "options", *["answer"] * (self.fields.answers == "required")]
-                # Objects may have a key that the first of them lacks.
-                needed += () if self.path.suffix.lower() in (".json", ".jsonl") else self.fields.named
+                needed += self.fields.named if self.header else ()
                 self.columns.check(item, list(dict.fromkeys(needed)))
                 further = derive(self.path, item) if derive else further
             for name in self.columns.unread_now():
@@ -191,10 +202,25 @@ class _File:
             if cells.repairs:
                 tell(report, row, cells.repairs)
             kept += 1
+            counted_first = counted_first or "A" in (question.answer or "")
             yield question
+        self._check_counting(reasons, counted_first)
         if not kept:
             why = ", ".join(f"{reason} {count}" for reason, count in reasons.items()) or "it has no rows"
             raise DataError(f"{self.path}: no question can be read ({why}).")
+
+    def _check_counting(self, reasons: Mapping[str, int], counted_first: bool) -> None:
+        """Refuse a file whose answers evidently do not count from where the map says: each would be off by one."""
+        if rows := reasons.get(ZERO, 0):
+            raise DataError(
+                f"{self.path}: {rows} answers are 0, but answer_as=number counts from 1. If 0 is the first option, "
+                "say answer_as=index; if it means that there is no answer, empty the cell."
+            )
+        if self.fields.answer_as == "index" and not counted_first and (rows := reasons.get(BEYOND, 0)):
+            raise DataError(
+                f"{self.path}: no answer is 0 and {rows} are beyond the options, but answer_as=index counts from 0. "
+                "If 1 is the first option, say answer_as=number."
+            )
 
     def _id(self, row: int, item: Mapping[str, Any], found: Found, rows: dict[str, int]) -> str:
         if not (value := found.one("id", item)) and value != 0:
@@ -209,12 +235,15 @@ class _File:
         return name
 
     def _question(self, name: str, cells: Cells, item: Mapping[str, Any], found: Found, further: Any) -> Question:
-        if _tables.EXTRA_CELLS in item:
-            raise Unreadable("more cells than columns")
+        if _tables.BROKEN in item:
+            raise Unreadable(item[_tables.BROKEN])
         at, get = found.column, item.get
         stem, answer_cell = cells.stem(get(at["stem"])), get(at["answer"])
         answer = None if self.fields.answer_as != "letters" else self._answer(name, cells, answer_cell, found)
-        options = cells.options(found.options(item))
+        if len(found.letters) > 1:
+            options = cells.by_column({letter: get(column) for letter, column in found.letters.items()})
+        else:
+            options = cells.options(get(at["options"]))
         if self.fields.answer_as != "letters":
             chosen = cells.chosen(answer_cell, options, self.fields.answer_as)
             answer = self._answer(name, cells, chosen, found)

@@ -15,8 +15,8 @@ from cmexam_tune.core.files import check_input
 from cmexam_tune.core.jsonl import read_objects
 
 Row = Mapping[str, Any]
-EXTRA_CELLS = ""
-"""Key of a row's cells beyond the last column: the row is broken."""
+BROKEN = ""
+"""Key of what is wrong with a row whose cells cannot be told apart: it has more or fewer of them than columns."""
 SECTION = "#section"
 """Key of the sheet of a workbook with several, or of the name of the array that an item stands in."""
 _LARGEST_FIELD = 1 << 30
@@ -43,7 +43,7 @@ def _csv(path: Path) -> Iterator[Row]:
         try:
             if handle.read(1) != codecs.BOM_UTF8.decode():
                 handle.seek(0)
-            yield from _table(path, reader)
+            yield from _table(path, reader, exact=True)
         except csv.Error as error:
             raise DataError(
                 f"{path}:{reader.line_num}: broken CSV, {error}. A quote may be missing; quotes inside a cell are "
@@ -53,23 +53,43 @@ def _csv(path: Path) -> Iterator[Row]:
             _find_not_utf8(path)
 
 
-def _table(path: Path, rows: Iterable[list[Any]]) -> Iterator[Row]:
+def _table(path: Path, rows: Iterable[list[Any]], *, exact: bool = False) -> Iterator[Row]:
+    """Yield the rows below the header.
+
+    Args:
+        path: named in errors.
+        rows: cells, the header first.
+        exact: nothing but its place says which column a cell is of: a row with one more or less is `BROKEN`, even if
+            the last one is empty, since the others may have moved.
+    """
     header: list[str] | None = None
+    width = 0
     for cells in rows:
         if not cells or (cells[0] is None and all(cell is None for cell in cells)):
             continue
         if header is None:
-            header = ["" if cell is None else str(cell).strip() for cell in cells]
-            if twice := sorted({name for name in header if name and header.count(name) > 1}):
-                raise DataError(f"{path}:1: the column {twice[0]!r} is there twice. Rename or delete one of them.")
+            header, width = _header(path, cells), len(cells)
             continue
         row = dict(zip(header, cells, strict=False))
-        row.pop("", None)
-        if len(cells) > len(header) and any(cell not in ("", None) for cell in cells[len(header) :]):
-            row[EXTRA_CELLS] = cells[len(header) :]
+        count = len(cells)
+        if count > len(header) and any(cell not in ("", None) for cell in cells[len(header) :]):
+            row[BROKEN] = "more cells than columns"
+        elif count != width and exact:
+            row[BROKEN] = "more cells than columns" if count > width else "fewer cells than columns"
         yield row
     if header is None:
         raise DataError(f"{path}: holds no rows, only blank lines.")
+
+
+def _header(path: Path, cells: Iterable[Any]) -> list[str]:
+    """Return the names of the columns up to the last that has one; a column without a name is called by its place."""
+    names = ["" if cell is None else str(cell).strip() for cell in cells]
+    while names and not names[-1]:
+        names.pop()
+    names = [name or f"#{place}" for place, name in enumerate(names, 1)]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise DataError(f"{path}:1: the column {twice[0]!r} is there twice. Rename or delete one of them.")
+    return names
 
 
 def _find_not_utf8(path: Path) -> NoReturn:

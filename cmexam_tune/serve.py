@@ -6,10 +6,11 @@ own: /v1/chat/completions, /v1/completions, /v1/models and /health. Requests tha
 
 import contextlib
 import dataclasses
+import functools
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,16 +22,19 @@ from cmexam_tune.core.schema import Question
 from cmexam_tune.inference.serving.openai_protocol import (
     FIELDS,
     IGNORED,
+    MOST_CHOICES,
     NEUTRAL,
     Refused,
     Stream,
     check_key,
     completion,
     conversation,
+    count_of_choices,
     event,
     number,
     seed,
     stop_texts,
+    texts_to_continue,
     top_tokens,
     with_usage,
 )
@@ -40,9 +44,10 @@ if TYPE_CHECKING:
     from fastapi import FastAPI, Request
     from fastapi.responses import JSONResponse
 
-    from cmexam_tune.inference.serving.batcher import Together
+    from cmexam_tune.inference.serving.batcher import Together, Waiting
     from cmexam_tune.models.families import Loaded
     from cmexam_tune.models.generation.items import Written
+    from cmexam_tune.models.generation.streaming import RowOptions
 
 EPILOG = """needs: pip install 'cmexam_tune[serve]'
 
@@ -177,17 +182,25 @@ def _refused(error: Exception) -> Refused:
 
 
 async def _events(first: Any, progress: AsyncIterator[Any], stream: Stream) -> AsyncIterator[str]:
-    """Yield server-sent events for texts so far and for what was written in the end."""
+    """Yield server-sent events for the texts so far and for what was written in the end."""
     got = first
     try:
-        while isinstance(got, str):
-            if sent := stream.more(got):
+        while isinstance(got, Progress):
+            if sent := stream.more(got.index, got.text):
                 yield sent
             got = await anext(progress)
         for sent in stream.end(got):
             yield sent
     except Exception as error:  # noqa: BLE001 - the client gets an error object, whatever happened
         yield event(_refused(error).content())
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """How far a choice is."""
+
+    index: int
+    text: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -226,43 +239,56 @@ class Service:
         if model != self.name:
             raise Refused(404, f"model {model!r} is not served here; the model is {self.name!r}.", "model")
 
-    async def follow(self, wanted: Mapping[str, Any], request: "Request") -> "AsyncIterator[str | Written]":
-        """Yield the text so far whenever a stream may go on, and at last all that was written.
+    async def follow(self, wanted: Mapping[str, Any], request: "Request") -> "AsyncIterator[Progress | list[Written]]":
+        """Yield a choice's text so far whenever a stream may go on, and at last all that was written.
 
         Work on it stops when the client has left or time is up.
         """
         import asyncio
 
-        from cmexam_tune.models.generation.streaming import RowOptions
+        loop = asyncio.get_running_loop()
+        waiting: list[Waiting] = []
+        news: asyncio.Queue[Progress | None] = asyncio.Queue()
 
-        loop, waiting = asyncio.get_running_loop(), None
-        news: asyncio.Queue[str | None] = asyncio.Queue()
-
-        def tell(text: str) -> None:
-            loop.call_soon_threadsafe(news.put_nowait, text)
+        def tell(index: int, text: str) -> None:
+            loop.call_soon_threadsafe(news.put_nowait, Progress(index, text))
 
         try:
-            asked, config = self._asked(wanted, self._decoding(wanted))
-            options = RowOptions(
-                tuple(stop_texts(wanted)), seed(wanted), top_tokens(wanted), tell if wanted.get("stream") else None
-            )
-            await self._measure(asked, config)
-            waiting = self.together.submit(asked, config, options)
-            ready = asyncio.wrap_future(waiting.future)
+            prompts, config = self._asked(wanted, self._decoding(wanted))
+            options = self._options(wanted, len(prompts), tell)
+            for prompt in prompts:
+                await self._measure(prompt, config)
+            for index, row in enumerate(options):
+                waiting.append(self.together.submit(prompts[index // count_of_choices(wanted)], config, row))
+            ready = asyncio.gather(*(asyncio.wrap_future(row.future) for row in waiting))
             ready.add_done_callback(lambda _: news.put_nowait(None))
             end = time.monotonic() + self.limits.seconds
             while not ready.done():
                 with contextlib.suppress(asyncio.TimeoutError):
-                    if (text := await asyncio.wait_for(news.get(), 0.2)) is not None:
-                        yield text
+                    if (progress := await asyncio.wait_for(news.get(), 0.2)) is not None:
+                        yield progress
                 if not ready.done() and (await request.is_disconnected() or time.monotonic() > end):
                     raise Refused(504, f"no answer within {self.limits.seconds:g} seconds.")
             yield ready.result()
         except UserError as error:
             raise Refused(400, str(error)) from None
         finally:
-            if waiting is not None:
-                waiting.abandon()
+            for answer in waiting:
+                answer.abandon()
+
+    def _options(self, wanted: Mapping[str, Any], prompts: int, tell: Callable[[int, str], None]) -> "list[RowOptions]":
+        """Return what is wanted of each answer, `n` of them to each of so many prompts."""
+        from cmexam_tune.models.generation.streaming import RowOptions
+
+        n, stop, first, top = count_of_choices(wanted), tuple(stop_texts(wanted)), seed(wanted), top_tokens(wanted)
+        if prompts * n > MOST_CHOICES:
+            raise Refused(400, f"n: {prompts * n} answers to all prompts; {MOST_CHOICES} are possible.", "n")
+        options = []
+        for index in range(prompts * n):
+            # The answers to one prompt differ and yet are the same each time; two prompts do not matter to each other.
+            own = None if first is None else first + index % n
+            options.append(RowOptions(stop, own, top, functools.partial(tell, index) if wanted.get("stream") else None))
+        return options
 
     async def _measure(self, asked: Asked, config: Config) -> None:
         """Refuse a prompt that is too long."""
@@ -272,17 +298,22 @@ class Service:
         if tokens > self.limits.prompt_tokens:
             raise Refused(400, f"{tokens:,} tokens of prompt; {self.limits.prompt_tokens:,} are possible.", "messages")
 
-    def _asked(self, wanted: Mapping[str, Any], config: Config) -> tuple[Asked, Config]:
+    def _asked(self, wanted: Mapping[str, Any], config: Config) -> tuple[list[Asked], Config]:
+        """Return the prompts of a request and the config with which they are asked."""
         if "messages" in wanted:
-            return self._conversation(conversation(wanted["messages"]), config)
-        prompt = wanted.get("prompt")
-        if not isinstance(prompt, str) or not prompt:
-            raise Refused(400, "messages or prompt: one of them is needed; a prompt is a text.", "prompt")
+            asked, config = self._conversation(conversation(wanted["messages"]), config)
+            return [asked], config
+        texts = texts_to_continue(wanted.get("prompt"))
         nothing = Question("prompt", "?", {"A": "?", "B": "?"}, None)
         bare = dataclasses.replace(config.prompt, template="none", system=None)
-        return Asked(nothing, lambda question: prompt), dataclasses.replace(config, prompt=bare)
+
+        def as_it_is(text: str) -> Asked:
+            return Asked(nothing, lambda question: text)
+
+        return [as_it_is(text) for text in texts], dataclasses.replace(config, prompt=bare)
 
     def _conversation(self, messages: chat.Messages, config: Config) -> tuple[Asked, Config]:
+        """Return a chat as the model is asked and the config with which it is."""
         if self.ask_as_trained:
             asked = chat.asked(messages, style_of(config.prompt))
         else:

@@ -169,6 +169,29 @@ def test_a_seed_gives_the_same_text_in_any_batch(client: openai.OpenAI, run: Pat
     assert together.batches <= 2, "requests with seeds of their own are one batch"
 
 
+def test_several_answers_to_several_prompts(client: openai.OpenAI) -> None:
+    texts = ["问题: 高血压", "问题: 头痛"]
+    asked: Any = {"model": "tuned", "max_tokens": 12, "temperature": 1.5}
+    alone = [client.completions.create(**asked, prompt=text, seed=seed) for text in texts for seed in (7, 8)]
+    wanted = [one.choices[0].text for one in alone]
+    got = client.completions.create(**asked, prompt=texts, seed=7, n=2)
+    assert [choice.text for choice in got.choices] == wanted and len(set(wanted)) == 4
+    assert [choice.index for choice in got.choices] == [0, 1, 2, 3]
+    pieces = ["", "", "", ""]
+    for chunk in client.completions.create(
+        **asked, prompt=texts, seed=7, n=2, stream=True, stream_options={"include_usage": True}
+    ):
+        for choice in chunk.choices:
+            pieces[choice.index] += choice.text
+    assert pieces == wanted and chunk.usage == got.usage
+    usages: Any = [one.usage for one in alone]
+    assert got.usage is not None
+    assert got.usage.prompt_tokens == usages[0].prompt_tokens + usages[2].prompt_tokens
+    assert got.usage.completion_tokens == sum(usage.completion_tokens for usage in usages)
+    chat_choices = client.chat.completions.create(**asked, messages=user(NO_EXAM), n=3).choices
+    assert len({choice.message.content for choice in chat_choices}) == 3
+
+
 def test_fields_that_change_no_answer(client: openai.OpenAI) -> None:
     asked: Any = {"model": "tuned", "messages": user(NO_EXAM)}
     whole = client.chat.completions.create(**asked).choices[0].message.content
@@ -418,7 +441,10 @@ def body(**fields: Any) -> str:
         (body(messages=[{"role": "user", "content": [{"type": "image_url"}]}]), 400, "messages[0]"),
         (body(messages=[{"role": "user", "content": [{"type": "text", "text": 1}]}]), 400, "messages[0]"),
         (body(messages="x"), 400, "messages"), (body(messages=None, prompt=""), 400, "messages"),
-        (body(n=2), 400, "n: only 1"), (body(logprobs=2), 400, "logprobs"),
+        (body(n=0), 400, "n: a number from 1 to 128"), (body(n=1.5), 400, "n: a whole"), (body(seed=1.5), 400, "seed"),
+        (body(messages=None, prompt=["x"] * 65, n=2), 400, "130 answers"),
+        (body(messages=None, prompt=[1]), 400, "not ids"),
+        (body(logprobs=2), 400, "logprobs"),
         (body(top_logprobs=2), 400, "logprobs: true"), (body(logprobs=True, top_logprobs=21), 400, "0 to 20"),
         (body(logprobs=True, top_logprobs=1.5), 400, "whole number"), (body(logprobs=True, stream=True), 400, "stream"),
         (body(stream_options={"include_usage": True}), 400, "stream_options"),

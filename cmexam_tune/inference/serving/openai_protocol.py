@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 FIELDS = {
     "model", "messages", "prompt", "max_tokens", "max_completion_tokens", "temperature", "top_p", "stop", "stream",
-    "stream_options", "logprobs", "top_logprobs", "seed",
+    "stream_options", "logprobs", "top_logprobs", "seed", "n",
 }  # fmt: skip
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "n": (1,), "best_of": (1,), "echo": (False,), "presence_penalty": (0,), "frequency_penalty": (0,),
+    "best_of": (1,), "echo": (False,), "presence_penalty": (0,), "frequency_penalty": (0,),
     "logit_bias": ({},), "tools": ([],), "tool_choice": ("none",), "response_format": ({"type": "text"},),
 }  # fmt: skip
 """Fields of the protocol that have no effect here: any value but these is refused."""
@@ -25,6 +25,8 @@ IGNORED = {
 """Fields of the protocol that change no answer, whatever they hold."""
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+MOST_CHOICES = 128
+"""Answers that one request may ask for, as OpenAI allows; together of all its prompts."""
 MOST_TOP = 20
 """Most probable tokens that a request may ask for, as OpenAI and vLLM allow."""
 HALF = "\ufffd"
@@ -62,6 +64,24 @@ def seed(wanted: Mapping[str, Any]) -> int | None:
     if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
         raise Refused(400, "seed: a whole number or null is needed.", "seed")
     return value
+
+
+def count_of_choices(wanted: Mapping[str, Any]) -> int:
+    """Return how many answers a request wants to each prompt."""
+    count = number(wanted, "n", 1, MOST_CHOICES)
+    if count is not None and count != int(count):
+        raise Refused(400, "n: a whole number is needed.", "n")
+    return int(count or 1)
+
+
+def texts_to_continue(prompt: Any) -> list[str]:
+    """Return the prompts of a completion: a text or a list of texts."""
+    texts = prompt if isinstance(prompt, list) else [prompt]
+    if not texts or not all(isinstance(text, str) and text for text in texts):
+        raise Refused(
+            400, "messages or prompt: one of them is needed; a prompt is a text or a list of texts, not ids.", "prompt"
+        )
+    return texts
 
 
 def conversation(given: Any) -> list[dict[str, str]]:
@@ -134,21 +154,26 @@ def settled(text: str, stops: Sequence[str]) -> str:
     return text[: len(text) - held]
 
 
-def completion(written: "Written", wanted: Mapping[str, Any], name: str, chatting: bool) -> dict[str, Any]:
-    """Return an answer as one object."""
-    content = {"message": {"role": "assistant", "content": written.text}} if chatting else {"text": written.text}
-    logprobs = None if top_tokens(wanted) is None else _logprobs(written, chatting)
-    choice = {"index": 0, **content, "finish_reason": written.finish, "logprobs": logprobs}
+def completion(answers: "Sequence[Written]", wanted: Mapping[str, Any], name: str, chatting: bool) -> dict[str, Any]:
+    """Return the answers to a request, `n` to each prompt in the order of the prompts, as one object."""
+    choices = []
+    for index, written in enumerate(answers):
+        content = {"message": {"role": "assistant", "content": written.text}} if chatting else {"text": written.text}
+        logprobs = None if top_tokens(wanted) is None else _logprobs(written, chatting)
+        choices.append({"index": index, **content, "finish_reason": written.finish, "logprobs": logprobs})
     return {
         **_envelope("chat.completion" if chatting else "text_completion", name),
-        "choices": [choice],
-        "usage": _usage(written),
+        "choices": choices,
+        "usage": _usage(answers, count_of_choices(wanted)),
     }
 
 
-def _usage(written: "Written") -> dict[str, int]:
-    total = written.prompt_tokens + written.tokens
-    return {"prompt_tokens": written.prompt_tokens, "completion_tokens": written.tokens, "total_tokens": total}
+def _usage(answers: "Sequence[Written]", n: int) -> dict[str, int]:
+    """Return the numbers of tokens; a prompt counts once, however many of the answers are to it."""
+    prompt_tokens = sum(written.prompt_tokens for written in answers[::n])
+    completion_tokens = sum(written.tokens for written in answers)
+    total = prompt_tokens + completion_tokens
+    return {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens, "total_tokens": total}
 
 
 def _logprobs(written: "Written", chatting: bool) -> dict[str, Any]:
@@ -173,34 +198,37 @@ def _logprobs(written: "Written", chatting: bool) -> dict[str, Any]:
 
 
 class Stream:
-    """An answer as server-sent events while it is written."""
+    """The answers to a request as server-sent events while they are written."""
 
     def __init__(self, wanted: Mapping[str, Any], name: str, chatting: bool) -> None:
         """Take the request and what the model is called."""
         self.chatting, self.usage = chatting, with_usage(wanted)
         self.head = _envelope("chat.completion.chunk" if chatting else "text_completion", name)
-        self.sent: str | None = None
+        self.n = count_of_choices(wanted)
+        self.sent: dict[int, str] = {}
+        """Of each choice that has begun, the text that was sent."""
 
-    def end(self, written: "Written") -> Iterator[str]:
-        """Yield the rest of the text, why it ended, and the numbers of tokens if they are wanted."""
-        yield self.more(written.text)
-        yield self._event([self._choice({} if self.chatting else "", str(written.finish))])
+    def end(self, answers: "Sequence[Written]") -> Iterator[str]:
+        """Yield the rest of the texts, why they ended, and the numbers of tokens if they are wanted."""
+        for index, written in enumerate(answers):
+            yield self.more(index, written.text)
+            yield self._event([self._choice(index, {} if self.chatting else "", str(written.finish))])
         if self.usage:
-            yield self._event([], _usage(written))
+            yield self._event([], _usage(answers, self.n))
         yield "data: [DONE]\n\n"
 
-    def more(self, text: str) -> str:
-        """Return an event with what is new in the text so far; an empty text if nothing is."""
-        part = text[len(self.sent or "") :]
-        if not part and self.sent is not None:
+    def more(self, index: int, text: str) -> str:
+        """Return an event with what is new in a choice's text so far; an empty text if nothing is."""
+        part = text[len(self.sent.get(index, "")) :]
+        if not part and index in self.sent:
             return ""
-        role = {"role": "assistant"} if self.sent is None else {}
-        self.sent = (self.sent or "") + part
-        return self._event([self._choice({**role, "content": part} if self.chatting else part, None)])
+        role = {} if index in self.sent else {"role": "assistant"}
+        self.sent[index] = self.sent.get(index, "") + part
+        return self._event([self._choice(index, {**role, "content": part} if self.chatting else part, None)])
 
-    def _choice(self, content: Any, finish: str | None) -> dict[str, Any]:
+    def _choice(self, index: int, content: Any, finish: str | None) -> dict[str, Any]:
         field = "delta" if self.chatting else "text"
-        return {"index": 0, field: content, "finish_reason": finish, "logprobs": None}
+        return {"index": index, field: content, "finish_reason": finish, "logprobs": None}
 
     def _event(self, choices: list[dict[str, Any]], usage: dict[str, int] | None = None) -> str:
         return event({**self.head, "choices": choices, **({"usage": usage} if self.usage else {})})

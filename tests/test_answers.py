@@ -82,6 +82,45 @@ def test_ten_options_and_two():
     assert answer_parsing.parse("答案：C", two) is None
 
 
+DUCTS = Question(
+    "q", "输精管道不包括", dict(zip("ABCDE", ["睾丸", "附睾", "输精管", "射精管", "尿道"], strict=True)), "A"
+)
+
+
+def cut_within_an_option(first, form="{}. {}", between="\n"):
+    """Yield the list of options cut at each place behind an option's letter; `first`: how many are whole at least."""
+    items = [form.format(*item) for item in DUCTS.options.items()]
+    for whole in range(first, len(items)):
+        before = between.join(items[:whole]) + between
+        yield from (before + items[whole][:size] for size in range(form.index("}"), len(items[whole])))
+
+
+@pytest.mark.parametrize(
+    ("form", "between"), [("{}. {}", "\n"), ("{}、{}", "；"), ("**{}** {}", " "), ("（{}）{}", "\n")]
+)
+def test_where_a_limit_cut_a_list_of_options_changes_no_answer(form, between):
+    for listed in cut_within_an_option(1, form, between):
+        for cut in (listed, listed + "\ufffd", listed + " "):
+            assert answer_parsing.parse(cut, DUCTS) is None, cut
+            assert answer_parsing.parse(f"选项如下：\n{cut}", DUCTS) is None, cut
+            assert answer_parsing.parse(f"答案：D\n{cut}", DUCTS) == "D", cut
+
+
+def test_an_answer_before_a_cut_list_stays():
+    for listed in cut_within_an_option(1):
+        assert answer_parsing.parse(f"答案：{listed}", DUCTS) == "A", listed
+        assert answer_parsing.parse(f"B. 附睾\n{listed}", DUCTS) == "B", listed
+    assert answer_parsing.parse("B. 附睾\nA. 睾", DUCTS) == "B"
+    assert answer_parsing.parse("正确答案：B. 附睾。\nC", DUCTS) == "B"
+    assert answer_parsing.parse("B. 附", DUCTS) == "B"
+
+
+def test_several_letters_with_their_whole_texts_are_an_answer():
+    assert answer_parsing.parse("A. 睾丸\nC. 输精管", DUCTS) == "AC"
+    assert answer_parsing.parse("A. 睾丸，C. 输精管。", DUCTS) == "AC"
+    assert answer_parsing.parse("A、C", DUCTS) == "AC"
+
+
 def test_the_first_letters_count_before_an_explanation_that_says_otherwise():
     assert answer_parsing.parse("答案: B. \n 解释: 头孢曲松有效，青霉素耐药。故选C。", DRUGS) == "B"
     assert answer_parsing.parse("我觉得答案是B。再想想，青霉素耐药，故选C。", DRUGS) == "C"

@@ -155,7 +155,8 @@ def test_generate_is_greedy_and_equals_a_loop_without_cache(model: tuple[Loaded,
             if token == loaded.tokenizer.eos_token_id:
                 break
         (prediction,) = llama.answer(loaded, [q], config)
-        assert prediction.text == loaded.tokenizer.decode(ids[len(item.ids) :], skip_special_tokens=True)
+        text = loaded.tokenizer.decode(ids[len(item.ids) :], skip_special_tokens=True)
+        assert prediction.text == (text.rstrip("\ufffd") if prediction.finish == "length" else text)
 
 
 @pytest.mark.parametrize(
@@ -225,6 +226,22 @@ def test_stop_strings_of_the_template_end_the_text(monkeypatch: pytest.MonkeyPat
     assert cut.text == free.text[: free.text.find(stop)]
 
 
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_limit_leaves_no_half_character(monkeypatch: pytest.MonkeyPatch, ended: bool) -> None:
+    config = make_config()
+    loaded = llama.load(config.model)
+    decoder = llama.decoder(loaded, config)
+    part = next(token for token in range(len(loaded.tokenizer)) if loaded.tokenizer.decode([token]) == "\ufffd")
+    half = [*loaded.tokenizer("答案", add_special_tokens=False)["input_ids"], part]
+    new = [*half, loaded.tokenizer.eos_token_id] if ended else half
+    monkeypatch.setattr(decoder, "_generate", lambda *_, **__: [new])
+    (written,) = decoder.write(prompts.plainly(questions(1), config))
+    text = loaded.tokenizer.decode(half)
+    assert (written.finish, written.tokens) == ("stop" if ended else "length", len(new))
+    # What the model itself ended with is its own.
+    assert written.text == (text if ended else text.rstrip("\ufffd"))
+
+
 def test_a_question_over_the_limit_is_still_asked() -> None:
     loaded, config = tuned("none")
     config = replace(config, prompt=replace(config.prompt, max_source_length=5))
@@ -289,7 +306,8 @@ def test_nothing_behind_the_end_is_read(family: str) -> None:
         ids = free[written.asked.question.id]
         stops = end in ids
         ids = ids[: ids.index(end) if stops else None]
-        assert written.text == loaded.tokenizer.decode(ids, skip_special_tokens=True)
+        text = loaded.tokenizer.decode(ids, skip_special_tokens=True)
+        assert written.text == (text if stops else text.rstrip("\ufffd"))
         assert (written.tokens, written.finish) == (len(ids) + stops, "stop" if stops else "length")
         finishes.add((written.finish, decode.read(written).finish))
     assert ("stop", None) in finishes and finishes <= {("stop", None), ("length", "length")}

@@ -1,6 +1,7 @@
 """Files of other tools: read as predictions, and our questions written as their tasks."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -206,3 +207,23 @@ def test_what_cannot_be_read_is_named(tmp_path, row, words):
 def test_an_id_twice(tmp_path):
     with pytest.raises(DataError, match=r"p.jsonl:2: duplicate .*'7', first on line 1"):
         predictions.read(lines(tmp_path / "p.jsonl", {"id": 7, "output": "A"}, {"id": "7", "output": "B"}), QUESTIONS)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "scored"),
+    [
+        (["B。青霉素有效。", "A、C 都可以。", "答案是 D。"], 0),
+        (["B。青霉素有效。", "答案：AC\n解析：都可以。", "D"], 0),
+        (["答案：B\n解析：青霉素有效。", "AC", "答案：D\n解释：耐药。"], 3),
+        (['{"answer": "B", "explanation": "有效"}', '{"answer": "AC", "explanation": "都可以"}', "D"], 3),
+    ],
+)
+def test_other_words_are_no_explanations_unless_they_are_marked(tmp_path, outputs, scored):
+    """Nobody noted whether another tool asked for explanations; words around the letters are none."""
+    questions = [replace(question, explanation="青霉素有效") for question in QUESTIONS]
+    rows = [{"id": q.id, "output": text} for q, text in zip(questions, outputs, strict=True)]
+    path = lines(tmp_path / "p.jsonl", *rows)
+    overall = evaluate(path, questions).overall
+    assert (overall["explanations"], overall["bleu1"] is None) == (scored, not scored)
+    # A published script scores whatever it takes for an explanation.
+    assert evaluate(path, questions, profile="cmexam-lora").overall["explanations"] == 3

@@ -16,6 +16,8 @@ from cmexam_tune.core.schema import Question, letters
 
 THINK, THOUGHT = "<think>", "</think>"
 """What a reasoning model puts around its thinking."""
+HALF = "\ufffd"
+"""What a tokenizer gives for a part of a character."""
 ANSWER_KEYS = ("answer", "答案", "正确答案", "最终答案", "选项", "option", "choice", "final_answer")
 EXPLANATION_KEYS = ("explanation", "解释", "解析", "分析", "理由", "reason", "rationale")
 
@@ -23,6 +25,7 @@ _HALF_WIDTH = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)} | {0x3000:
 _MARKUP = re.compile("</?[a-z]+>|[*`#\"'“”‘’「」$]|__")
 _BOXED = re.compile(r"\\boxed\s*\{(?:\\text\s*\{)?([^{}]*)\}\}?")
 _LABEL = re.compile(r"(?<![A-Za-z0-9])([A-Z])[\s.、:,)(]*")
+_BETWEEN_ITEMS = re.compile(r"[\s,、;.。()-]*(?:选项)?")
 _BLANK = re.compile(r"[\s(]{4,}")
 _JSON = re.compile(r"\{[^{}]*\}|\[[^\[\]{}]*\]")
 
@@ -84,6 +87,35 @@ def drop_option_texts(text: str, options: Mapping[str, str]) -> tuple[str, bool]
             start += text.startswith(")", start)
             named.add(match[1])
     return "".join([*pieces, text[start:]]), len(named) == len(options)
+
+
+def drop_cut_list(text: str, options: Mapping[str, str]) -> str:
+    """Return the text without a list of options at its end that was cut off within an option.
+
+    How many letters stand there says where the limit fell and not what is meant, so that none of them counts: neither
+    those before the cut nor, where the cut fell behind it, the last and bare one ("A. 睾丸<newline>B."). A list is of
+    options named one right after the other, each by its letter and its whole text, in the order of their letters, and
+    the last by its letter and the beginning of its text. One that opens a line does not go on what an earlier line
+    says: "答案：A. 睾丸<newline>B. 附" still answers A. A list that ends with a whole text may be an answer of several
+    letters and is left as it is.
+    """
+    text = text.rstrip()
+    start, end, last, opens_line = 0, 0, "", False
+    for match in _LABEL.finditer(text):
+        letter, option = match[1], options.get(match[1])
+        if not option or match.start() < end:
+            continue
+        named = text.startswith(option, match.end())
+        if not named and not (end and option.startswith(text[match.end() : match.end() + len(option)])):
+            continue
+        goes_on = end > 0 and _BETWEEN_ITEMS.fullmatch(text, end, match.start()) is not None
+        new_line = _BETWEEN_ITEMS.fullmatch(text, text.rfind("\n", 0, match.start()) + 1, match.start()) is not None
+        if not goes_on or letter <= last or (new_line and not opens_line):
+            start, opens_line = match.start(), new_line
+        if not named:
+            return text[:start] if goes_on else text
+        end, last = match.end() + len(option), letter
+    return text
 
 
 def letter_sets(question: Question, answer_sets: Literal["kind", "single", "multiple"]) -> list[str]:
@@ -199,8 +231,8 @@ def parse(text: str, question: Question) -> str | None:
     text = final_part(text)
     if len(text) > _HEAD + _TAIL:
         text = f"{text[:_HEAD]}\n{text[-_TAIL:]}"
-    words = plain(text)
     options = {letter: plain(option).strip() for letter, option in question.options.items()}
+    words = drop_cut_list(plain(text.rstrip(HALF)), options)
     short, lists_options = drop_option_texts(words, options)
     output = _Output(short, words, lists_options, options, question.stem)
     for rule in RULES:
@@ -358,6 +390,12 @@ RULES: tuple[Callable[[_Output], _Decision], ...] = (
     _weak,
     _option_text,
 )
+
+
+def marks_explanation(text: str) -> bool:
+    """Return whether an output says where its explanation is: 解释, 解析, ... and a colon, or such a field of JSON."""
+    text = final_part(text)
+    return isinstance(json_field(text, EXPLANATION_KEYS), str) or _MARKER.search(text) is not None
 
 
 def split_explanation(text: str) -> str | None:

@@ -49,8 +49,8 @@ def grade(
 ) -> list[Graded]:
     """Return every question with its prediction, read again by the profile's parser, in the order of the questions.
 
-    Explanations are scored where the model was asked for them. Where that is unknown (`explanations` is None) they are
-    left out by a profile that skips missing references if not one prediction holds an explanation.
+    Explanations are scored where the model was asked for them. Where that is unknown (`explanations` is None), as of
+    another tool's outputs, the outputs tell it: see `Profile.marks_explanation`.
 
     Where the options were shown in another order (`prompt.option_order`), the outputs are read and counted with the
     options in that order, and the answers are given back in the exam's letters.
@@ -65,7 +65,7 @@ def grade(
     readings = _readings(rules, matched)
     pairs: dict[int, tuple[str, str]] = {}
     if explanations is None:
-        explanations = rules.no_reference == "empty" or any(reading.explanation for reading in readings)
+        explanations = _explained(rules, matched, readings)
     if rules.statistics and explanations:
         pairs = {
             i: (readings[i].explanation or "", question.explanation or "")
@@ -90,6 +90,14 @@ def grade(
         )
         for i, (printed, (question, prediction), reading) in enumerate(zip(exam, matched, readings, strict=True))
     ]
+
+
+def _explained(rules: Profile, matched: Sequence[tuple[Question, Prediction]], readings: Sequence[Reading]) -> bool:
+    """Return whether explanations are scored where nobody knows whether the model was asked for them."""
+    if rules.marks_explanation is None:
+        return rules.no_reference == "empty" or any(reading.explanation for reading in readings)
+    # A model that was asked for letters alone writes a marked explanation here and there: a few make no task of it.
+    return 2 * sum(rules.marks_explanation(output.text) for _, output in matched) >= len(matched)
 
 
 def _readings(rules: Profile, matched: Sequence[tuple[Question, Prediction]]) -> list[Reading]:

@@ -43,6 +43,9 @@ class Profile:
     smoothing: Literal["exp", "none"] = "exp"
     no_reference: Literal["skipped", "empty"] = "skipped"
     """Whether a question without explanation is left out of the text metrics or scored against an empty text."""
+    marks_explanation: Callable[[str], bool] | None = None
+    """Whether an output says where its explanation is. Where nobody knows whether the model was asked for explanations,
+    they are scored if half of the outputs do; None: if one output holds any, marked or not, as scripts do."""
     vote: Callable[[Sequence[str], Question], Reading] | None = None
     """Reads several outputs to one question, where the script takes a majority of them; one output is read alone."""
     second: Callable[[str, Question], Reading] | None = None

@@ -23,6 +23,7 @@ def with_units(name: str, unit: str, words: str) -> Profile:
         summary=f"answers.parse; unreadable = wrong; {words}, clipped counts, missing explanation = empty",
         read=read,
         statistics=partial(pair_statistics, unit=unit),
+        marks_explanation=answer_parsing.marks_explanation,
         signature={"answer": "cmexam_tune.evaluation.answer_parsing.parse", "unread": "wrong", **signature(unit)},
     )
 

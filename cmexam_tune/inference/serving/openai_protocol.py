@@ -7,6 +7,8 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from cmexam_tune.evaluation.answer_parsing import HALF
+
 if TYPE_CHECKING:
     from cmexam_tune.models.generation.items import Written
 
@@ -29,8 +31,6 @@ MOST_CHOICES = 128
 """Answers that one request may ask for, as OpenAI allows; together of all its prompts."""
 MOST_TOP = 20
 """Most probable tokens that a request may ask for, as OpenAI and vLLM allow."""
-HALF = "\ufffd"
-"""What a tokenizer gives for a part of a character."""
 
 
 class Refused(Exception):

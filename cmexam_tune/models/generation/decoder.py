@@ -17,7 +17,12 @@ from cmexam_tune.config import Config
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.evaluation import answer_parsing
-from cmexam_tune.evaluation.answer_parsing import THINK, THOUGHT, letter_sets
+from cmexam_tune.evaluation.answer_parsing import (
+    HALF,
+    THINK,
+    THOUGHT,
+    letter_sets,
+)
 from cmexam_tune.models import Loaded, features
 from cmexam_tune.models.causal import Codec, left_padded
 from cmexam_tune.models.features import Ids
@@ -156,6 +161,9 @@ class Decoder:
                     # Behind its stop text a row holds padding until the longest row of the batch has ended.
                     count = self._length_to_stop(ids[:count], stops[i], ends)
                 finish: Finish = "length" if end is None and cut is None else "stop"
+                if finish == "length":
+                    # The limit counts tokens, of which a character may need several; vLLM and llama.cpp drop it too.
+                    text = text.rstrip(HALF)
                 logs = within(watching.tokens[i][:end], cut)
                 yield Written(item.asked, text[:cut], len(rows[i]), count, finish, logs)
 

@@ -326,6 +326,8 @@ class Service:
 
     def _decoding(self, wanted: Mapping[str, Any]) -> Config:
         """Return the config with the request's decoding: it samples only where a temperature above 0 is asked for."""
+        from cmexam_tune.models.generation import sampling
+
         arguments: dict[str, Any] = dict(self.config.generation.arguments)
         limit = number(wanted, "max_completion_tokens" if "max_completion_tokens" in wanted else "max_tokens", 1, None)
         if limit is not None and (limit != int(limit) or limit > self.limits.output_tokens):
@@ -335,6 +337,10 @@ class Service:
         temperature, top_p = number(wanted, "temperature", 0, 2), number(wanted, "top_p", 0, 1)
         if temperature:
             arguments |= {"do_sample": True, "temperature": temperature, "top_p": top_p or 1.0}
+        else:
+            # The recipe may sample; its settings for that mean nothing here.
+            arguments = {key: value for key, value in arguments.items() if key not in sampling.WARPERS}
+            arguments["do_sample"] = False
         with_usage(wanted)  # refuse what cannot be used
         if top_tokens(wanted) is not None and arguments.get("num_beams", 1) != 1:
             raise Refused(400, "logprobs: not with generation.num_beams.", "logprobs")

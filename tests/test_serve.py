@@ -192,6 +192,14 @@ def test_several_answers_to_several_prompts(client: openai.OpenAI) -> None:
     assert len({choice.message.content for choice in chat_choices}) == 3
 
 
+def test_without_a_temperature_nothing_is_sampled_whatever_the_recipe_says(client: openai.OpenAI, run: Path) -> None:
+    asked: Any = {"model": "tuned", "messages": user(NO_EXAM), "max_tokens": 12}
+    greedy = client.chat.completions.create(**asked).choices[0].message.content
+    with serving(run, "generation.do_sample=true", "generation.temperature=1.5", "generation.top_k=50") as sampler:
+        for fields in ({}, {"temperature": 0}):
+            assert sampler.chat.completions.create(**asked, **fields).choices[0].message.content == greedy
+
+
 def test_fields_that_change_no_answer(client: openai.OpenAI) -> None:
     asked: Any = {"model": "tuned", "messages": user(NO_EXAM)}
     whole = client.chat.completions.create(**asked).choices[0].message.content

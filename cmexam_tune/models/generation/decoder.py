@@ -136,7 +136,7 @@ class Decoder:
         return self._examples[key]
 
     def write(self, asked: Sequence[Asked]) -> Iterator[Written]:
-        """Let the model write, up to its EOS, a stop string of the template or `max_new_tokens`."""
+        """Let the model write, up to its EOS, a stop text of the template or of the row, or `max_new_tokens`."""
         chosen, shaping = sampling.split(stopping.settings(self.model, self.tokenizer, self.config))
         ends = stopping.end_ids(chosen)
         for batch in self._batches(self.ask(asked)):

@@ -142,6 +142,7 @@ def _adapter(config: Config, loaded: "Loaded", adapter: Path, out: Path) -> None
     """Copy the adapter, with the tokenizer, and read it back with PEFT alone."""
     from peft import PeftModel
 
+    from cmexam_tune.models import layouts
     from cmexam_tune.models.families import Loaded
     from cmexam_tune.training.run_directory import run as runs
 
@@ -154,7 +155,8 @@ def _adapter(config: Config, loaded: "Loaded", adapter: Path, out: Path) -> None
     def plain() -> "Loaded":
         model: Any = loaded.model
         base = family.load(config.model).model if config.tuning.method == "ptuning" else model.unload()
-        tuned: Any = PeftModel.from_pretrained(base, str(out))
+        prefix = config.tuning.method == "ptuning"
+        tuned: Any = PeftModel.from_pretrained(base, str(out)) if prefix else layouts.open_lora(base, str(out))
         return Loaded(tuned, loaded.tokenizer)
 
     if config.tuning.method != "ptuning" or (family.prefix_shifts_positions and family.task == "generate"):

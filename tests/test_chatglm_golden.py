@@ -18,6 +18,7 @@ from cmexam_tune import prompts
 from cmexam_tune.core.schema import Turn
 from cmexam_tune.models.families import chatglm
 from cmexam_tune.models.families.chatglm import modeling_v1, modeling_v2, quantization
+from cmexam_tune.models.families.chatglm.configuration import ChatGLM2Config
 from cmexam_tune.models.prefix import encoder_of
 
 GOLDEN = Path(__file__).resolve().parents[2] / "shared" / "golden"
@@ -195,10 +196,23 @@ def test_rotary_tables() -> None:
     for version, dtype in (("fp32", torch.float32), ("fp16", torch.float16)):
         cos, sin = modeling_v1.rotary_tables(positions, 64, dtype)
         assert torch.equal(cos, g[f"v1.{version}.cos"]) and torch.equal(sin, g[f"v1.{version}.sin"])
-        cos, sin = modeling_v2.rotary_tables(positions, 64, dtype)
-        assert torch.equal(torch.stack([cos, sin], -1), g[f"v3.{version}.cache"])
-    cos, sin = modeling_v2.rotary_tables(positions, 64, torch.float32)
-    assert torch.equal(torch.stack([cos, sin], -1), g["v2.fp32.cache"])
+        assert torch.equal(glm_tables(positions, dtype), g[f"v3.{version}.cache"])
+    assert torch.equal(glm_tables(positions, torch.float32), g["v2.fp32.cache"])
+    # The 32K release divides positions: sixteen times the positions give the usual table, and not all of it.
+    stretched = glm_tables(16 * positions, torch.float32, rope_ratio=16, rope_interpolation=True)
+    assert (stretched - g["v2.fp32.cache"]).abs().max() < 1e-5
+    unlike = glm_tables(positions, torch.float32, rope_ratio=16, rope_interpolation=True)
+    assert (unlike - g["v2.fp32.cache"]).abs().max() > 1e-1
+
+
+def glm_tables(positions: Any, dtype: Any, **stretch: Any) -> Any:
+    """Cosine and sine `[s, 32, 2]` of ChatGLM2/3 at its real width."""
+    config = ChatGLM2Config(num_layers=1, padded_vocab_size=8, hidden_size=8, ffn_hidden_size=8, **stretch)
+    with torch.device("meta"):
+        layer = modeling_v2.ChatGLM2ForCausalLM(config).model.rotary_emb
+    rotary = type(layer)(config)
+    cos, sin = rotary(torch.zeros(1, dtype=dtype), positions[None])
+    return torch.stack([cos[0, :, :32], sin[0, :, :32]], -1)
 
 
 @pytest.mark.parametrize("bits", [8, 4])

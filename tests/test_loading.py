@@ -16,7 +16,6 @@ from cmexam_tune.core import jsonl, variants
 from cmexam_tune.inference import loading
 from cmexam_tune.models import merging
 from cmexam_tune.models.families import chatglm
-from cmexam_tune.models.families.chatglm import loading as chatglm_loading
 from cmexam_tune.models.families.chatglm import quantization
 from cmexam_tune.train import train
 from cmexam_tune.training import loop
@@ -86,7 +85,7 @@ def test_packed_weights_are_unpacked_on_the_card(
         chatglm.load(config.model, device="cuda:3")
     assert places == ["cuda:3"] and calls.pop()["device_map"] == {"": "cuda:3"}
     # Under ZeRO-3 only the first process has values.
-    monkeypatch.setattr(chatglm_loading, "is_deepspeed_zero3_enabled", lambda: True)
+    monkeypatch.setattr(chatglm, "is_deepspeed_zero3_enabled", lambda: True)
     for rank in (0, 1):
         monkeypatch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
         with pytest.raises(Asked):

@@ -46,21 +46,23 @@ def attach(model: "PreTrainedModel", family: Family, settings: Any) -> "PreTrain
         UserError: `target_modules` names no layer of this model, `modules_to_save` no module or one inside another.
     """
     import torch
-    from peft import LoraConfig, TaskType, get_peft_model, prepare_model_for_kbit_training
+    from peft import LoraConfig, TaskType, prepare_model_for_kbit_training
+
+    from cmexam_tune.models import layouts
 
     chosen = {
         **dataclasses.asdict(settings),
         "target_modules": settings.target_modules or family.lora_targets,
         "modules_to_save": settings.modules_to_save or None,
     }
-    if missing := [name for name in settings.modules_to_save if not _holds(model, name)]:
-        raise UserError(f"tuning.modules_to_save: this model has no module called {missing[0]!r}.")
     if getattr(model, "is_loaded_in_4bit", False):
         prepare: Any = prepare_model_for_kbit_training
         model = prepare(model, use_gradient_checkpointing=False)
     task = TaskType.SEQ_CLS if family.task == "classify" else TaskType.CAUSAL_LM
     try:
-        tuned: Any = get_peft_model(model, LoraConfig(task_type=task, **_lists(chosen)), autocast_adapter_dtype=True)
+        if missing := [name for name in settings.modules_to_save if not _holds(model, name)]:
+            raise UserError(f"tuning.modules_to_save: this model has no module called {missing[0]!r}.")
+        tuned: Any = layouts.add_lora(model, LoraConfig(task_type=task, **_lists(chosen)))
     except ValueError as error:
         raise UserError(f"tuning: LoRA cannot be put on this model: {error}") from None
     _check_whole(tuned)
@@ -88,8 +90,12 @@ def _check_whole(tuned: "PreTrainedModel") -> None:
 
 
 def _holds(model: "PreTrainedModel", ending: str) -> bool:
-    """Return whether a module's name ends in `ending`, as PEFT compares them."""
-    return any(name.endswith(ending) for name, _ in model.named_modules())
+    """Return whether a module's name in the checkpoint ends in `ending`, as PEFT compares them."""
+    from cmexam_tune.models import layouts
+
+    layout = layouts.of(model)
+    endings = tuple([ending] if layout is None else layout.names(ending))
+    return any(name.endswith(endings) for name, _ in model.named_modules())
 
 
 def _lists(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,10 +104,11 @@ def _lists(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def save(model: "PreTrainedModel", folder: Path, state_dict: "Mapping[str, torch.Tensor] | None" = None) -> None:
-    """Write `adapter_config.json` and `adapter_model.safetensors` as PEFT does."""
+    """Write the adapter as PEFT does, under the names of the checkpoint that it was trained on."""
+    from cmexam_tune.models import layouts
+
     peft_model: Any = model
-    # PEFT would ask the hub whether the base's vocabulary changed; modules_to_save holds embeddings that were tuned.
-    peft_model.save_pretrained(str(folder), state_dict=state_dict, save_embedding_layers=False)
+    layouts.write_lora(peft_model, folder, state_dict)
 
 
 def load(model: "PreTrainedModel", folder: Path) -> None:
@@ -110,14 +117,12 @@ def load(model: "PreTrainedModel", folder: Path) -> None:
     Raises:
         UserError: the folder holds no adapter, or one with other layers or ranks.
     """
-    from peft.utils.save_and_load import get_peft_model_state_dict, load_peft_weights, set_peft_model_state_dict
     from safetensors import SafetensorError
 
+    from cmexam_tune.models import layouts
+
+    peft_model: Any = model
     try:
-        weights = load_peft_weights(str(folder), device="cpu")
-        wanted = get_peft_model_state_dict(model, save_embedding_layers=False)
-        if unmatched := sorted(set(wanted) ^ set(weights)):
-            raise ValueError(f"{len(unmatched)} tensors differ in name, the first is {unmatched[0]}")
-        set_peft_model_state_dict(model, weights)
+        layouts.read_lora(peft_model, str(folder))
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UserError(f"{folder}: holds no LoRA adapter for this model ({first_line(error)}).") from None

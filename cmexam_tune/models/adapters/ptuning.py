@@ -76,6 +76,7 @@ def save(model: "PreTrainedModel", folder: Path, state_dict: "Mapping[str, torch
     import torch
     from safetensors.torch import save as to_bytes
 
+    from cmexam_tune.models import layouts
     from cmexam_tune.models.prefix import flat_embeddings
 
     weights = model.state_dict() if state_dict is None else state_dict
@@ -91,7 +92,7 @@ def save(model: "PreTrainedModel", folder: Path, state_dict: "Mapping[str, torch
     _save_config(model, folder)
     _write(folder / WEIGHTS, to_bytes({"prompt_embeddings": flat}, metadata={"format": "pt"}))
     if set(trained) != {f"{prefix}embedding.weight"}:
-        _write(folder / TRAINED, to_bytes(trained, metadata={"format": "pt"}))
+        _write(folder / TRAINED, to_bytes(layouts.write(model, trained), metadata={"format": "pt"}))
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -140,11 +141,12 @@ def load(model: "PreTrainedModel", folder: Path) -> None:
     """
     from safetensors.torch import load_file
 
+    from cmexam_tune.models import layouts
     from cmexam_tune.models.prefix import copy_state, encoder_of
 
     if (folder / TRAINED).exists():
         parameters = dict(model.named_parameters())
-        copy_state({**parameters}, load_file(folder / TRAINED), folder / TRAINED)
+        copy_state({**parameters}, layouts.read(model, load_file(folder / TRAINED)), folder / TRAINED)
         return
     path = files.check_input(folder / WEIGHTS, "adapter file")
     encoder = encoder_of(model)

@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 import torch
 from jinja2 import TemplateError
-from peft import PeftModel
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 from transformers.utils.generic import is_flash_attention_requested
@@ -17,7 +16,12 @@ from cmexam_tune.config import Config, ModelConfig, PromptConfig
 from cmexam_tune.core.errors import ConfigError, UserError, first_line
 from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.evaluation.answer_parsing import THINK
-from cmexam_tune.models import causal, checkpoint, checkpoint_validation
+from cmexam_tune.models import (
+    causal,
+    checkpoint,
+    checkpoint_validation,
+    layouts,
+)
 from cmexam_tune.models.causal import Codec
 from cmexam_tune.models.families import Loaded
 from cmexam_tune.models.features import Encoded, Ids
@@ -79,7 +83,7 @@ def merge_adapter(
         if len(tokenizer) > embeddings.num_embeddings:
             decoder.resize_token_embeddings(len(tokenizer))
     try:
-        merged: PreTrainedModel = PeftModel.from_pretrained(decoder, folder).merge_and_unload(safe_merge=True)
+        merged: PreTrainedModel = layouts.open_lora(decoder, folder).merge_and_unload(safe_merge=True)
     except checkpoint.LOADING as error:
         raise UserError(
             f"model.adapter_name_or_path={folder}: cannot be merged into {model.model_name_or_path} "

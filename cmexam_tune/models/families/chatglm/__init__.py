@@ -3,25 +3,41 @@
 `load_model` and `load_tokenizer` are public; the rest is the family's part of training and prediction.
 """
 
+# transformers annotates its base classes only in part.
+# mypy: disable-error-code="no-untyped-call, misc, has-type, no-any-return"
+
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 
 from cmexam_tune import prompts
 from cmexam_tune.config import Config, ModelConfig, PromptConfig
-from cmexam_tune.core.errors import ConfigError, UserError
+from cmexam_tune.core.errors import ConfigError, UserError, first_line
 from cmexam_tune.core.schema import Prediction, Question
-from cmexam_tune.models import causal, checkpoint
+from cmexam_tune.models import attention, causal, checkpoint
 from cmexam_tune.models.causal import Codec
 from cmexam_tune.models.families import Loaded, llama
-from cmexam_tune.models.families.chatglm.configuration import find_file
-from cmexam_tune.models.families.chatglm.loading import load_model, load_tokenizer, read_model
+from cmexam_tune.models.families.chatglm import configuration, quantization
+from cmexam_tune.models.families.chatglm.configuration import (
+    ChatGLM2Config,
+    ChatGLMConfig,
+    find_file,
+    read_values,
+)
+from cmexam_tune.models.families.chatglm.modeling_v1 import ChatGLMForCausalLM
+from cmexam_tune.models.families.chatglm.modeling_v2 import ChatGLM2ForCausalLM
 from cmexam_tune.models.families.chatglm.prefix import attach_authors_prefix
-from cmexam_tune.models.families.chatglm.tokenization import ChatGLM2Tokenizer, ChatGLMTokenizer, SentencePieceTokenizer
+from cmexam_tune.models.families.chatglm.tokenization import (
+    ChatGLM2Tokenizer,
+    ChatGLMTokenizer,
+    SentencePieceTokenizer,
+    load_tokenizer,
+)
 from cmexam_tune.models.features import Encoded, Ids
 from cmexam_tune.models.generation.decoder import Decoder
 from cmexam_tune.prompts import Dialogue
@@ -67,6 +83,75 @@ def load(model: ModelConfig, questions: Iterable[Question] | None = None, device
     decoder.config.use_cache = False
     decoder.generation_config.use_cache = True
     return Loaded(decoder, tokenizer)
+
+
+def load_model(folder: str | Path, prefix: str | Path | None = None, dtype: str = "auto") -> PreTrainedModel:
+    """Load a ChatGLM checkpoint in its original layout, in eval mode.
+
+    Args:
+        folder: config.json as released and `.safetensors` or `.bin` weights (int8 and int4 too); or a hub name.
+        prefix: a P-tuning checkpoint of the ChatGLM authors (file or folder), put in front of every layer.
+        dtype: float32, float16, bfloat16, or auto: float32 on a CPU, half precision on a card.
+
+    Raises:
+        UserError: missing or damaged files, another architecture, or a prefix of another size.
+    """
+    if dtype not in ("auto", "float32", "float16", "bfloat16"):
+        raise ConfigError(f"dtype {dtype!r} is unknown; known: auto, float32, float16, bfloat16.")
+    model = ModelConfig(family="chatglm", model_name_or_path=str(folder), dtype=dtype)  # type: ignore[arg-type]
+    loaded = read_model(model)
+    if prefix is not None:
+        loaded = attach_authors_prefix(loaded, prefix)
+    return loaded.eval()
+
+
+def read_model(model: ModelConfig, device: str = "cpu") -> PreTrainedModel:
+    """Load the model that `model` names, without adapters; see `checkpoint.read_weights`.
+
+    Raises:
+        UserError: as `load_model`.
+        ConfigError: `model.config` names something that this config does not have.
+    """
+    values = checkpoint.raw_config(model)
+    if values.get("model_type") != "chatglm":
+        raise UserError(
+            f"{model.model_name_or_path}: is a {values.get('model_type')!r} model, not a ChatGLM. Set model.family."
+        )
+    # The raw file, because transformers replaces `_name_or_path` by the folder.
+    raw = read_values(checkpoint.location(model), revision=model.revision)
+    config = configuration.from_values(raw, model.model_name_or_path)
+    checkpoint.change(config, model)
+    cls = ChatGLMForCausalLM if isinstance(config, ChatGLMConfig) else ChatGLM2ForCausalLM
+    usual = not config.quantization_bit and quantization.has_usual_files(checkpoint.location(model), model.revision)
+    if usual or device == "meta":
+        config.quantization_bit = 0
+        return checkpoint.read_weights(cls, model, config, device)
+    return _from_state(cls, model, config, device)
+
+
+def _from_state(
+    cls: type[PreTrainedModel], model: ModelConfig, config: ChatGLMConfig | ChatGLM2Config, device: str
+) -> PreTrainedModel:
+    dtype, place = checkpoint.dtype(model), checkpoint.location(model)
+    # ZeRO-3 takes the values from the first process; the others need names and shapes only.
+    held = "meta" if is_deepspeed_zero3_enabled() and torch.distributed.get_rank() else device
+    try:
+        state = quantization.read_state(place, config.quantization_bit, dtype, model.revision, held)
+        config.quantization_bit = 0
+        loaded, info = cls.from_pretrained(
+            None, config=config, state_dict=state, dtype=dtype, output_loading_info=True,
+            attn_implementation=attention.suited(model.attn_implementation),
+            device_map=None if device == "cpu" else {"": device},
+        )  # fmt: skip
+    except UserError:
+        raise
+    except checkpoint.LOADING as error:
+        raise UserError(f"{place}: the weights cannot be loaded ({first_line(error)}).") from None
+    if missing := sorted(info["missing_keys"]):
+        raise UserError(f"{place}: {len(missing)} weights are not in the checkpoint, the first is {missing[0]}.")
+    loaded.config.name_or_path = place
+    result: PreTrainedModel = loaded
+    return result
 
 
 def codec(tokenizer: PreTrainedTokenizerBase, prompt: PromptConfig, model: ModelConfig) -> Codec:

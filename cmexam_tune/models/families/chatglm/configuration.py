@@ -68,7 +68,7 @@ class ChatGLMConfig(PreTrainedConfig):
 
 @strict
 class ChatGLM2Config(PreTrainedConfig):
-    """ChatGLM2-6B, ChatGLM3-6B, GLM-4 (remote-code layout)."""
+    """ChatGLM2-6B, ChatGLM3-6B, GLM-4 (remote-code layout). `attribute_map` and the last members are for `GlmModel`."""
 
     model_type = "chatglm"
     keys_to_ignore_at_inference = ["past_key_values"]
@@ -79,7 +79,12 @@ class ChatGLM2Config(PreTrainedConfig):
         "vocab_size": "padded_vocab_size",
         "num_key_value_heads": "multi_query_group_num",
         "head_dim": "kv_channels",
+        "rms_norm_eps": "layernorm_epsilon",
+        "attention_bias": "add_qkv_bias",
     }
+    hidden_act = "silu"
+    attention_dropout = 0.0
+    partial_rotary_factor = 0.5
 
     padded_vocab_size: int = 65024
     hidden_size: int = 4096
@@ -117,6 +122,20 @@ class ChatGLM2Config(PreTrainedConfig):
         """Refuse sizes that do not fit together; transformers calls this for configs that are `strict`."""
         heads, groups = self.num_attention_heads, self.multi_query_group_num
         _divides("multi_query_group_num", groups, "num_attention_heads", heads)
+
+    @property
+    def rope_parameters(self) -> dict[str, Any]:
+        """What transformers' rotary embedding reads: the long-context releases stretch the base or the positions."""
+        ratio, rotary = float(self.rope_ratio), {"partial_rotary_factor": self.partial_rotary_factor}
+        if self.rope_interpolation:
+            return {"rope_type": "linear", "rope_theta": 10000.0, "factor": ratio, **rotary}
+        return {"rope_type": "default", "rope_theta": 10000.0 * ratio, **rotary}
+
+    @rope_parameters.setter
+    def rope_parameters(self, value: dict[str, Any]) -> None:
+        # transformers writes back what it has read. A stored copy would go into config.json, which has its own keys
+        # for this, and would not follow a later change of rope_ratio (`model.config` of a recipe).
+        pass
 
     @property
     def prefix_embedding_dim(self) -> int:

@@ -22,7 +22,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.output_capturing import capture_outputs
 
-from cmexam_tune.models.families.chatglm import _layout
+from cmexam_tune.core.errors import UserError
 from cmexam_tune.models.families.chatglm.configuration import ChatGLMConfig
 
 RESIDUAL_SCALE = (2 * 28) ** 0.5
@@ -48,6 +48,129 @@ def rotate(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.
     """Turn pairs (j, j + dim/2) of `states` `[b, heads, s, dim]`; tables are `[b, 1, s, dim]`."""
     left, right = states.chunk(2, dim=-1)
     return states * cos + torch.cat([-right, left], dim=-1) * sin
+
+
+def real_tokens(mask: torch.Tensor) -> torch.Tensor:
+    """Return bool `[b, s]`, True on tokens, for a mask `[b, s]` or the original's `[b, 1, s, s]` (True = hidden)."""
+    return ~mask[:, 0, -1].bool() if mask.ndim == 4 else mask.bool()
+
+
+class PrefixLMRows:
+    """Positions and mask of whole rows from their token ids, as the released code has them; rows may be packed.
+
+    Channel 0 counts the context (all before sop) and then stays at the mask token's place; channel 1 is 0 in the
+    context and counts from 1 at sop. The context is visible to all of its question, the rest is causal.
+    """
+
+    def __init__(
+        self, config: ChatGLMConfig, ids: torch.Tensor, real: torch.Tensor, packed: torch.Tensor | None = None
+    ) -> None:
+        """Find the contexts.
+
+        Args:
+            config: names the special tokens.
+            ids: `[b, s]`.
+            real: bool `[b, s]`, False on padding.
+            packed: positions `[b or 1, s]` that start again at 0 with every question; None: a row is one question.
+
+        Raises:
+            UserError: a row (packed: an answer) without sop or mask token.
+        """
+        length = ids.shape[1]
+        self.index = torch.arange(length, device=ids.device)
+        self.real, self.packed, self.two_channels = real, packed is not None, config.position_encoding_2d
+        if packed is None:
+            self.segment = torch.zeros_like(ids)
+            self.relative = (self.index - real.int().argmax(1, keepdim=True)).clamp(min=0)
+        else:
+            self.relative = packed.expand_as(ids)
+            self.segment = ((self.relative == 0).cumsum(1) - 1).clamp(min=0)
+
+        def first(token: int | None) -> torch.Tensor:
+            """Return for each token `[b, s]` where in its question `token` comes first; `length`: nowhere."""
+            places = torch.where((ids == token) & real, self.relative, length)
+            earliest = torch.full_like(ids, length).scatter_reduce(1, self.segment, places, "amin")
+            return earliest.gather(1, self.segment)
+
+        self.context_length, gmask = first(config.bos_token_id), first(config.gmask_token_id)
+        # The released model looks for [gMASK] before [MASK]; its tokenizer does it the other way round.
+        self.anchor = torch.where(gmask < length, gmask, first(config.mask_token_id))
+        self.context = self.relative < self.context_length
+        # What is packed ends in filler without sop, which counts as context.
+        if packed is None and bool((self.context_length == length).any()):
+            raise UserError(
+                f"ChatGLM-6B: a row holds no <sop> (bos_token_id {config.bos_token_id} of config.json), so its context "
+                "has no end. Are config.json and ice_text.model of one release?"
+            )
+        if bool((~self.context & (self.anchor == length)).any()):
+            marks = (
+                f"[gMASK] (gmask_token_id {config.gmask_token_id} of config.json) nor [MASK] ({config.mask_token_id})"
+            )
+            raise UserError(
+                f"ChatGLM-6B: a row holds neither {marks}. Are config.json and ice_text.model of one release?"
+            )
+
+    def positions(self) -> torch.Tensor:
+        """Return `[b, 2, s]`."""
+        if not self.two_channels:
+            return torch.stack([self.relative, torch.zeros_like(self.relative)], dim=1)
+        first = torch.where(self.context, self.relative, self.anchor)
+        second = torch.where(self.context, 0, self.relative - self.context_length + 1)
+        return torch.stack([first, second], dim=1)
+
+    def visible(self) -> torch.Tensor:
+        """Return bool `[b, 1, s, s]`, True where a query (row) sees a key (column)."""
+        visible = (self.index[:, None] >= self.index) | self.context[:, None, :]
+        if self.packed:
+            visible = visible & (self.segment[:, :, None] == self.segment[:, None, :])
+        # Padding sees everything, as in the original: a row that sees nothing would be NaN in some kernels.
+        visible = (visible & self.real[:, None, :]) | ~self.real[:, :, None]
+        return visible[:, None]
+
+
+def positions_and_mask(
+    config: ChatGLMConfig,
+    input_ids: torch.Tensor | None,
+    attention_mask: torch.Tensor | None,
+    position_ids: torch.Tensor | None,
+    *,
+    seen: int,
+    length: int,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return positions `[b, 2, s]` and the mask (True = visible, `[b, 1, s, seen + s]`; None: all is visible).
+
+    Args:
+        config: names the special tokens.
+        input_ids: `[b, s]`, what is fed.
+        attention_mask: see `ChatGLMForCausalLM.forward`.
+        position_ids: as there.
+        seen: tokens in the cache.
+        length: s.
+
+    Raises:
+        UserError: as `PrefixLMRows`.
+        ValueError: positions can be neither taken nor computed.
+    """
+    positions = position_ids if position_ids is not None and position_ids.ndim == 3 else None
+    visible = ~attention_mask.bool() if attention_mask is not None and attention_mask.ndim == 4 else None
+    if seen:
+        # What is fed does not hold the mask token, from whose place positions follow.
+        if positions is None:
+            raise ValueError("ChatGLM-6B: a continuation of a cache needs position_ids [b, 2, s]; generate makes them.")
+        if visible is None and (attention_mask is not None or length > 1):
+            visible = torch.ones(length, seen + length, dtype=torch.bool, device=positions.device).tril(seen)
+            visible = visible[None, None]
+            if attention_mask is not None:
+                visible = visible & attention_mask.bool()[:, None, None, :]
+        return positions, visible
+    if positions is not None and visible is not None:
+        return positions, visible
+    if input_ids is None:
+        raise ValueError("ChatGLM-6B: inputs_embeds need position_ids [b, 2, s] and attention_mask [b, 1, s, s].")
+    packed = position_ids if positions is None and attention_mask is None else None
+    real = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else real_tokens(attention_mask)
+    rows = PrefixLMRows(config, input_ids, real, packed)
+    return rows.positions() if positions is None else positions, rows.visible() if visible is None else visible
 
 
 class ChatGLMAttention(nn.Module):
@@ -183,8 +306,8 @@ class ChatGLMModel(ChatGLMPreTrainedModel):
             past_key_values = DynamicCache(config=self.config)
         seen = 0 if past_key_values is None else past_key_values.get_seq_length()
         hidden_states = self.word_embeddings(input_ids) if inputs_embeds is None else inputs_embeds
-        positions, visible = _layout.resolve(
-            self.config, input_ids, attention_mask, position_ids, seen, hidden_states.shape[1]
+        positions, visible = positions_and_mask(
+            self.config, input_ids, attention_mask, position_ids, seen=seen, length=hidden_states.shape[1]
         )
         tables = self.tables(positions, hidden_states.dtype)
         for block in self.layers:
@@ -278,7 +401,7 @@ class ChatGLMForCausalLM(ChatGLMPreTrainedModel, GenerationMixin):
         """Generate as every transformers model; the original's `[b, 1, s, s]` mask is accepted too."""
         mask = kwargs.get("attention_mask")
         if mask is not None and mask.ndim == 4:
-            kwargs["attention_mask"] = _layout.real_tokens(mask).long()
+            kwargs["attention_mask"] = real_tokens(mask).long()
         # They are computed for every step, see prepare_inputs_for_generation.
         kwargs.pop("position_ids", None)
         return super().generate(*args, **kwargs)
@@ -292,6 +415,7 @@ class ChatGLMForCausalLM(ChatGLMPreTrainedModel, GenerationMixin):
         mask = kwargs.get("attention_mask")
         kwargs.pop("position_ids", None)
         inputs: dict[str, Any] = super().prepare_inputs_for_generation(input_ids, **kwargs)
-        positions = _layout.positions(self.config, input_ids, mask)
+        real = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else real_tokens(mask)
+        positions = PrefixLMRows(self.config, input_ids, real).positions()
         inputs["position_ids"] = positions[..., -inputs["input_ids"].shape[1] :]
         return inputs

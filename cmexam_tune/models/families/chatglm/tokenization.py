@@ -17,6 +17,10 @@ from sentencepiece import SentencePieceProcessor
 from transformers import BatchEncoding, PreTrainedTokenizer
 from transformers.utils import PaddingStrategy
 
+from cmexam_tune.core.errors import UserError, first_line
+from cmexam_tune.models import checkpoint
+from cmexam_tune.models.families.chatglm.configuration import find_file, read_values
+
 Ids = list[int]
 
 
@@ -276,3 +280,51 @@ class ChatGLM2Tokenizer(SentencePieceTokenizer):
         """Return the ids of one ChatGLM3 message: role token, metadata with a newline, content."""
         head, content = self.pieces.encode([f"{metadata}\n", message])
         return [self.special_ids[f"<|{role}|>"], *head, *content]
+
+
+def load_tokenizer(
+    folder: str | Path, version: int | None = None, revision: str | None = None
+) -> SentencePieceTokenizer:
+    """Load the tokenizer of a ChatGLM checkpoint.
+
+    Args:
+        folder: holds `ice_text.model` (version 1) or `tokenizer.model` (2 and 3); or a hub name.
+        version: 1, 2 or 3, where the folder does not tell: 3 has the role tokens of a conversation.
+        revision: on the hub.
+
+    Raises:
+        UserError: no such file, or one that is not a sentencepiece model.
+    """
+    stored = read_values(folder, "tokenizer_config.json", revision)
+    first = None if version in (2, 3) else find_file(folder, "ice_text.model", revision)
+    path = first or (None if version == 1 else find_file(folder, "tokenizer.model", revision))
+    if path is None:
+        raise UserError(f"{folder}: holds neither ice_text.model (ChatGLM-6B) nor tokenizer.model (ChatGLM2/3-6B).")
+    try:
+        if first is not None:
+            images = stored.get("num_image_tokens", _image_tokens(folder, revision))
+            return ChatGLMTokenizer(str(path), num_image_tokens=int(images))
+        version = version or stored.get("glm_version") or _version(folder, revision)
+        encode_special = bool(stored.get("encode_special_tokens", False))
+        return ChatGLM2Tokenizer(str(path), glm_version=version, encode_special_tokens=encode_special)
+    except checkpoint.LOADING as error:
+        raise UserError(
+            f"{path}: not a sentencepiece model ({first_line(error)}). GLM-4's tokenizer is another "
+            "kind: use its '-hf' checkpoint, which transformers reads."
+        ) from None
+
+
+def _image_tokens(folder: str | Path, revision: str | None) -> int:
+    """Return 20000 for the first release's vocabulary, whose text ids start after the image tokens, else 0."""
+    values = read_values(folder, revision=revision)
+    return 20000 if values.get("bos_token_id") == 150004 or values.get("vocab_size") == 150528 else 0
+
+
+def _version(folder: str | Path, revision: str | None) -> int:
+    """Tell ChatGLM3 from ChatGLM2, whose networks are the same, by what the checkpoint's own files say."""
+    for name in ("tokenization_chatglm.py", "tokenizer_config.json"):
+        path = find_file(folder, name, revision)
+        if path is not None and "<|assistant|>" in path.read_text(encoding="utf-8"):
+            return 3
+    named = f"{read_values(folder, revision=revision).get('_name_or_path', '')} {folder}".lower()
+    return 3 if "chatglm3" in named else 2

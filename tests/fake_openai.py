@@ -1,9 +1,11 @@
 """A small OpenAI-compatible server on the loopback address that fails in every way that a real one does."""
 
+import contextlib
 import json
+import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,6 +24,8 @@ class Fault:
     headers: Mapping[str, str] = field(default_factory=dict)
     raw: bytes | None = None
     """Sent as the body, whatever it is."""
+    wire: Callable[[], Iterable[bytes]] | None = None
+    """Sent in place of everything: status line, headers and body."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +37,66 @@ class Said:
     logprobs: list[dict[str, float]] | None = None
     """For each token its most probable tokens, the chosen one first."""
     thought: str | None = None
+    prompt_tokens: int = 7
 
 
 Answer = str | Said | Fault
 Script = Callable[[dict[str, Any], int], Answer]
 """(body of the request, how many requests were before) -> what comes back."""
+
+
+Model = Callable[[str, Sequence[str]], Mapping[str, float]]
+"""(rendered prompt, tokens written so far) -> log-probability of each next token; `END` ends the text."""
+END = "<end>"
+MARKS = re.compile(r"<\w+>|.", re.DOTALL)
+
+
+def vllm(model: Model, *, continues: bool = True, choices: bool = True) -> Script:
+    """Return a script that answers as vLLM documents it, with a chat template of its own and greedy decoding.
+
+    Args:
+        model: what the next token may be.
+        continues: whether it knows `continue_final_message`; else the field is ignored, as most servers do.
+        choices: whether it knows `structured_outputs`; else this field is ignored.
+    """
+
+    def script(body: dict[str, Any], count: int) -> Answer:
+        going_on = continues and body.get("continue_final_message", False)
+        opening = body.get("add_generation_prompt", True) if continues else True
+        if going_on and opening:
+            return Fault(400, "Cannot set both `continue_final_message` and `add_generation_prompt` to True.")
+        prompt = body.get("prompt", "")
+        for message in body.get("messages", []):
+            prompt += f"<{message['role']}>{message['content']}{END}"
+        if "messages" in body:
+            prompt = prompt.removesuffix(END) if going_on else prompt
+            prompt += "<assistant>" if opening else ""
+        allowed = body.get("structured_outputs", {}).get("choice") if choices else None
+        tokens, tops = _written(model, prompt, body["max_tokens"], allowed)
+        wanted = body.get("top_logprobs", body.get("logprobs"))
+        shown = [dict(sorted(top.items(), key=lambda pair: -pair[1])[:wanted]) for top in tops] if wanted else None
+        return Said("".join(tokens), logprobs=shown, prompt_tokens=len(MARKS.findall(prompt)))
+
+    return script
+
+
+def _written(
+    model: Model, prompt: str, limit: int, allowed: Sequence[str] | None
+) -> tuple[list[str], list[Mapping[str, float]]]:
+    """Return the tokens of the most probable text, and what each could have been; `allowed` is a grammar."""
+    tokens: list[str] = []
+    tops: list[Mapping[str, float]] = []
+    while len(tokens) < limit:
+        top = model(prompt, tokens)
+        said = "".join(tokens)
+        if allowed is not None:
+            top = {token: log for token, log in top.items() if any(text.startswith(said + token) for text in allowed)}
+        token = max(top, key=top.__getitem__, default=END)
+        if token == END:
+            break
+        tokens.append(token)
+        tops.append(top)
+    return tokens, tops
 
 
 class Server:
@@ -79,7 +138,9 @@ def completion(said: Said, chat: bool, name: str) -> dict[str, Any]:
     return {
         "id": "x", "object": "chat.completion" if chat else "text_completion", "created": 1, "model": f"{name}-0613",
         "system_fingerprint": "fp_1", "choices": [choice],
-        "usage": {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10},
+        "usage": {
+            "prompt_tokens": said.prompt_tokens, "completion_tokens": 3, "total_tokens": said.prompt_tokens + 3,
+        },
     }  # fmt: skip
 
 
@@ -116,11 +177,18 @@ def handler(server: Server) -> type[BaseHTTPRequestHandler]:
             self.reply(200, json.dumps(completion(said, chat, body["model"])).encode(), {})
 
         def fail(self, fault: Fault) -> None:
+            if fault.wire:
+                self.close_connection = True
+                with contextlib.suppress(OSError):  # the client has left
+                    for part in fault.wire():
+                        self.wfile.write(part)
+                        self.wfile.flush()
+                return
             if not fault.status:
                 self.close_connection = True
                 return
             error = {"error": {"message": fault.message, "type": "made", "param": None, "code": None}}
-            self.reply(fault.status, fault.raw or json.dumps(error).encode(), fault.headers)
+            self.reply(fault.status, json.dumps(error).encode() if fault.raw is None else fault.raw, fault.headers)
 
         def reply(self, status: int, content: bytes, headers: Mapping[str, str]) -> None:
             self.send_response(status)

@@ -1,6 +1,9 @@
 """A model behind an address: a real server on the loopback address that fails in every way."""
 
+import contextlib
 import dataclasses
+import functools
+import gzip
 import json
 import os
 import re
@@ -9,18 +12,21 @@ import sys
 import threading
 import time
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_openai import KEY, Fault, Said, Script, serving
+from fake_openai import END, KEY, Fault, Said, Script, serving, vllm
 
+from cmexam_tune import evaluate
 from cmexam_tune.config import Config, load_config
-from cmexam_tune.core import jsonl, variants
+from cmexam_tune.core import cli, jsonl, variants
 from cmexam_tune.core.errors import ConfigError, TrainingStopped, UserError
 from cmexam_tune.core.schema import Case, Prediction, Question, Turn
 from cmexam_tune.models.families.endpoint import Remote
-from cmexam_tune.models.families.endpoint.client import Client, Request, _Pace
+from cmexam_tune.models.families.endpoint.client import Client, Request
+from cmexam_tune.predict import main as predict_main
 from cmexam_tune.predict import predict
 from cmexam_tune.prompts import Asked, rounds
 
@@ -224,6 +230,10 @@ def test_no_key_of_another_address_is_sent(monkeypatch: pytest.MonkeyPatch) -> N
         (["model.base_url=null"], "model.base_url"),
         (["model.base_url=127.0.0.1:8000"], "must start with http"),
         (["model.base_url=http://u:p@h/v1"], "holds a user, a password"),
+        (["model.base_url=http://h/v1#sk-Secret"], "or a fragment"),
+        (["model.base_url=http://h\u200b/v1"], "model.base_url.*cannot be used"),
+        (["generation.extra_body={messages: []}"], "generation.extra_body: messages is what is asked"),
+        (["generation.requests_per_minute=1e-300"], "requests_per_minute: 1e-300 is not possible"),
         (["model.base_url=http://h:99999/v1"], "is no address"),
         (["model.api_key_env=sk-Very-Secret-123"], "must be the name of an environment variable"),
         (["model.api_key_env=NOT_SET_HERE"], "NOT_SET_HERE is not set"),
@@ -262,17 +272,6 @@ def test_requests_per_minute_count_repeated_ones_too() -> None:
         answers(server.url, 3, "generation.requests_per_minute=600")
     gaps = [b - a for a, b in zip(server.times, server.times[1:], strict=False)]
     assert len(gaps) == 3 and min(gaps) > 0.09
-
-
-def test_pace_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, slept = [100.0], list[float]()
-    monkeypatch.setattr(time, "sleep", slept.append)
-    pace = _Pace(60, lambda: now[0])
-    for _ in range(3):
-        pace(None)
-    now[0] = 200.0
-    pace(None)
-    assert slept == [0.0, 1.0, 2.0, 0.0]
 
 
 # --- letters -----------------------------------------------------------------------------------------------------
@@ -319,7 +318,7 @@ def test_likelihood_takes_the_most_probable_letter(tops: list[dict[str, float]],
     with serving(lambda body, count: Said("x", logprobs=tops)) as server:
         (found,) = answers(server.url, 1, "generation.mode=likelihood")
     assert found.answer == letter
-    assert server.bodies[0]["logprobs"] is True and server.bodies[0]["top_logprobs"] == 20
+    assert server.bodies[-1]["logprobs"] is True and server.bodies[-1]["top_logprobs"] == 20
 
 
 def test_likelihood_of_a_text_model_asks_behind_the_answers_first_words() -> None:
@@ -336,6 +335,317 @@ def test_likelihood_is_refused_where_it_is_not_offered() -> None:
             answers(server.url, 5, "generation.mode=likelihood", "generation.answer_sets=multiple")
         with pytest.raises(ConfigError, match="cannot be normalised"):
             answers(server.url, 5, "generation.mode=likelihood", "generation.prior_normalization=true")
+
+
+LOCAL = "BACB"
+"""What the model of the fake server holds for most probable behind 答案是, for each of four questions."""
+
+
+def opinionated(prompt: str, tokens: Any) -> dict[str, float]:
+    """Know the answer behind the words of the style, say A when it begins itself, E where the words are spelled oddly.
+
+    As vLLM 0.32 did: its grammar let 答案是 be written in other tokens than any text the model had learnt from.
+    """
+    question = int(re.findall(r"第(\d)题", prompt)[-1])
+    if prompt.endswith(("答案是", "答案:")) and not tokens:
+        space = " " if prompt.endswith(":") else ""
+        return {f"{space}A": -1.5, f"{space}C": -1.6, END: -5.0, "。": -3.0, space + LOCAL[question]: -0.4}
+    if not prompt.endswith(("<assistant>", "题")):
+        return {END: -0.1}
+    return {
+        "": {"A": -0.3, "B": -2.0, "C": -2.1, "答": -4.0, "答案是": -5.0},
+        "答": {"案是": -0.1}, "答案是": {"C": -0.1, "A": -3.0, "B": -3.1},
+    }.get("".join(tokens), {END: -0.1})  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", ["likelihood", "constrained"])
+@pytest.mark.parametrize("template", ["auto", "none"])
+@pytest.mark.parametrize("write", ["答案是{letters}。", "答案: {letters}"])
+def test_letters_are_what_follows_the_forced_words(mode: str, template: str, write: str) -> None:
+    words = [f"generation.mode={mode}", f"prompt.template={template}", f"prompt.write='{write}'"]
+    with serving(vllm(opinionated)) as server:
+        remote = Remote(config(server.url, *words))
+        found = sorted(remote.answer(asked(questions(4))), key=lambda p: p.question_id)
+    assert "".join(str(p.answer) for p in found) == LOCAL
+    assert [p.text for p in found] == [write.partition("{")[0] + letter for letter in LOCAL]
+    assert remote.usage.mode is None
+
+
+def test_a_style_that_begins_with_the_letters_needs_no_words() -> None:
+    def model(prompt: str, tokens: Any) -> dict[str, float]:
+        return {"B": -0.1, "A": -2.0} if not tokens and prompt.endswith("<assistant>") else {END: -0.1}
+
+    for mode in ("likelihood", "constrained"):
+        with serving(vllm(model)) as server:
+            (found,) = answers(server.url, 1, f"generation.mode={mode}", "prompt.write='{letters}'")
+        assert found.text == found.answer == "B" and not any("continue_final_message" in b for b in server.bodies)
+
+
+@pytest.mark.parametrize("how", ["ignored", "refused", "template refuses the closed one"])
+def test_who_takes_forced_words(how: str) -> None:
+    there = vllm(opinionated, continues=how != "ignored")
+
+    def script(body: dict[str, Any], count: int) -> Any:
+        forced = body.get("messages", [{}])[-1].get("role") == "assistant"
+        if forced and how != "ignored" and ("continue_final_message" in body) == (how == "refused"):
+            return Fault(400, "that is not possible")
+        return there(body, count)
+
+    with serving(script) as server:
+        remote = Remote(config(server.url, "generation.mode=likelihood"))
+        found = sorted(remote.answer(asked(questions(4))), key=lambda p: p.question_id)
+    forced = how.startswith("template")
+    assert "".join(str(p.answer) for p in found) == (LOCAL if forced else "AAAA")
+    assert remote.usage.mode == (None if forced else "first-letter")
+
+
+@pytest.mark.parametrize(("mode", "name"), [("likelihood", "first-letter"), ("constrained", "constrained-words")])
+def test_another_way_has_another_name_on_screen_in_the_note_and_in_the_report(
+    mode: str, name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    jsonl.write(tmp_path / "q.jsonl", questions(4))
+    for known in (True, False):
+        out, folder = tmp_path / f"{known}.jsonl", tmp_path / str(known)
+        with serving(vllm(opinionated, continues=known)) as server:
+            words = [f"model.base_url={server.url}", f"generation.mode={mode}", "prompt.style=cmb_answer"]
+            predict("zeroshot_vllm", tmp_path / "q.jsonl", out, words)
+            predict("zeroshot_vllm", tmp_path / "q.jsonl", out, words)  # once more: nothing is asked, the name stays
+        evaluate.evaluate(out, tmp_path / "q.jsonl", folder)
+        told, html = capfd.readouterr().err, (folder / "report.html").read_text()
+        report = json.loads((folder / "report.json").read_text())
+        assert report["identity"]["mode"] == (mode if known else name)
+        assert (name in told) == (not known) == bool(re.search(f'"mode": ?"{name}"', html)), told
+        assert ("not comparable" in told) == (not known)
+
+
+# --- what a server may say ---------------------------------------------------------------------------------------
+
+
+def good(**fields: Any) -> dict[str, Any]:
+    """Return a good reply with other fields."""
+    return {
+        "id": "x", "object": "chat.completion", "created": 1, "model": "m",
+        "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "B"}}],
+        "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}, **fields,
+    }  # fmt: skip
+
+
+def said(content: Any, **more: Any) -> dict[str, Any]:
+    return good(choices=[{"finish_reason": "stop", "message": {"role": "assistant", "content": content, **more}}])
+
+
+def logs(value: Any) -> dict[str, Any]:
+    return good(choices=[{"finish_reason": "stop", "message": {"content": "B"}, "logprobs": value}])
+
+
+DEEP = b'{"choices": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+LIES: dict[str, Any] = {
+    "number": 5, "text": "hello", "list": [], "null": None, "no choices": {}, "true": True,
+    "choices text": good(choices="B"), "choices number": good(choices=5), "choices object": good(choices={"0": 1}),
+    "choices null": good(choices=None), "choices [5]": good(choices=[5]), "choices [null]": good(choices=[None]),
+    "choices [{}]": good(choices=[{}]), "choices [[]]": good(choices=[[]]), "choices ['B']": good(choices=["B"]),
+    "message text": good(choices=[{"message": "B"}]), "message list": good(choices=[{"message": ["B"]}]),
+    "message number": good(choices=[{"message": 5}]), "message {}": good(choices=[{"message": {}}]),
+    "content number": said(5), "content object": said({"text": "B"}), "content true": said(True),
+    "content parts": said([{"type": "text", "text": "B"}]), "content part of number": said([{"text": 5}]),
+    "content [[[]]]": said([[[]]]), "content null": said(None), "thought is a list": said("B", reasoning=["A"]),
+    "half a surrogate pair": said("B\ud800"), "halves in thought": said("B", reasoning_content="\udfffA"),
+    "usage number": good(usage=5), "usage texts": good(usage={"prompt_tokens": "1", "completion_tokens": []}),
+    "usage huge": good(usage={"prompt_tokens": 10**30, "completion_tokens": -1}),
+    "model list": good(model=["m"]), "model number": good(model=5), "model long": good(model="m" * 5_000_000),
+    "fingerprint object": good(system_fingerprint={"a": 1}), "finish list": good(choices=[
+        {"finish_reason": ["stop"], "message": {"content": "B"}}]),
+    "logprobs text": logs("B"), "logprobs list": logs([1]), "logprobs of texts": logs({"content": "BBB"}),
+    "logprobs without numbers": logs({"content": [{"token": "B", "logprob": "x", "top_logprobs": []}]}),
+    "logprobs of infinity": logs({"content": [{"token": "B", "logprob": -1e999, "top_logprobs": None}]}),
+    "logprobs of a text": logs({"tokens": 1, "token_logprobs": None, "top_logprobs": [5]}),
+    "deep": DEEP, "deep below": b"[" * 900 + b"]" * 900, "digits": b'{"choices": ' + b"9" * 5000 + b"}",
+    "not UTF-8": b'{"choices": "\xff"}', "UTF-16": '{"choices": []}'.encode("utf-16"), "nothing": b"", "html": b"<p>",
+    "NaN": b'{"choices": [NaN]}', "cut": json.dumps(good()).encode()[:-9],
+}  # fmt: skip
+
+
+def lying(victim: str, lie: Fault) -> Script:
+    """Return a script that lies where the victim's words are, and is honest to all others."""
+
+    def script(body: dict[str, Any], count: int) -> Any:
+        tops = [{"B": -0.1, "A": -2.0}] if body.get("logprobs") else None
+        return lie if victim in body["messages"][0]["content"] else Said("答案是B", logprobs=tops)
+
+    return script
+
+
+def served(*words: str) -> int:
+    """Call predict as its command does and return its exit status."""
+    with pytest.raises(SystemExit) as end:
+        cli.run(predict_main, ["--config", "zeroshot_vllm", "--questions", "q.jsonl", "--out", "p.jsonl", *words])
+    return end.value.code  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [(name, "generate") for name in LIES] + [(name, "likelihood") for name in LIES if "log" in name or "[" in name],
+)
+def test_a_lie_is_one_message_or_one_failed_question(name: str, mode: str) -> None:
+    lie = Fault(200, raw=LIES[name] if isinstance(LIES[name], bytes) else json.dumps(LIES[name]).encode())
+    settings = [f"generation.mode={mode}", "generation.max_retries=0"]
+    with serving(lying("第2题", lie)) as server:
+        found = answers(server.url, 4, *settings)
+    assert [p.answer for p in found[:2] + found[3:]] == ["B"] * 3
+    assert bool(found[2].reason) == (found[2].finish == "error")
+    with serving(lying("第", lie)) as server, contextlib.suppress(UserError):
+        answers(server.url, 4, *settings)
+
+
+def test_lies_end_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    jsonl.write("q.jsonl", questions(2 * len(LIES)))
+    lies = [lie if isinstance(lie, bytes) else json.dumps(lie).encode() for lie in LIES.values()]
+
+    def script(body: dict[str, Any], count: int) -> Any:
+        question = int(re.findall(r"第(\d+)题", body["messages"][0]["content"])[0])
+        return Fault(200, raw=lies[question // 2]) if question % 2 else "答案是B"
+
+    with serving(script) as server:
+        assert served(f"model.base_url={server.url}", "generation.max_retries=0") == 0
+    found = list(jsonl.read("p.jsonl", Prediction))
+    assert {p.answer for p in found[::2]} == {"B"} and len(found) == 2 * len(LIES)
+    failed = sum(p.finish == "error" for p in found)
+    result = json.loads(Path("p.jsonl.meta.json").read_text())["result"]
+    assert failed > 30 and result["failed"] == failed and result["answered"] == len(found) - failed
+
+
+def drip() -> Any:
+    yield b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n"
+    while True:
+        time.sleep(0.05)
+        yield b" "
+
+
+def endless_headers() -> Any:
+    yield b"HTTP/1.1 200 OK\r\n"
+    while True:
+        time.sleep(0.05)
+        yield b"X: y\r\n"
+
+
+def endless() -> Any:
+    yield b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n"
+    while True:
+        yield b" " * 65536
+
+
+@functools.cache
+def _zipped(times: int) -> bytes:
+    body = b"\0" * (200 << 20)
+    for _ in range(times):
+        body = gzip.compress(body, 1)
+    encoding = ", ".join(["gzip"] * times)
+    head = f"HTTP/1.1 200 OK\r\nContent-Encoding: {encoding}\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+def zipped() -> list[bytes]:
+    """Send 200 MiB of nothing, compressed."""
+    return [_zipped(1)]
+
+
+def zipped_twice() -> list[bytes]:
+    """Send them compressed again."""
+    return [_zipped(2)]
+
+
+@pytest.mark.parametrize(
+    ("wire", "reason"),
+    [
+        (drip, "no answer within generation.timeout=2 s"), (endless_headers, "no answer within generation.timeout=2 s"),
+        (endless, "larger than 8 MiB"), (zipped, "larger than 8 MiB"),
+        (zipped_twice, "compressed more than once"),
+    ],
+)  # fmt: skip
+def test_a_reply_has_an_end(wire: Callable[[], Any], reason: str) -> None:
+    next(iter(wire()))  # compressing takes its time
+    with serving(of(2, Fault(wire=wire))) as server:
+        start = time.monotonic()
+        found = answers(server.url, 4, "generation.timeout=2", "generation.max_retries=0")
+    assert [p.finish for p in found] == ["stop", "stop", "error", "stop"] and reason in str(found[2].reason)
+    assert time.monotonic() - start < 15
+
+
+SPLIT = f"{KEY[:9]}\n{KEY[9:]}"
+ECHOES: dict[str, Any] = {
+    "model": good(model=KEY), "fingerprint": good(system_fingerprint=f"fp {KEY}"), "text": said(f"B {KEY}"),
+    "text in two lines": said(f"B {SPLIT}"), "thought": said("B", reasoning_content=KEY),
+    "thought of vLLM": said("B", reasoning=KEY),
+    "parts": said([{"type": "text", "text": KEY[:9]}, {"type": "text", "text": KEY[9:]}]),
+    "finish": good(choices=[{"finish_reason": KEY, "message": {"content": "B"}}]), "names": {KEY: KEY, **good(id=KEY)},
+    "escaped": json.dumps(said("B @")).replace("@", "".join(f"\\u{ord(c):04x}" for c in KEY)).encode(),
+    "error": Fault(400, f"bad key {KEY}"), "error cut": Fault(400, "x" * 285 + KEY), "error split": Fault(400, SPLIT),
+    "error 500": Fault(500, KEY), "plain error": Fault(400, raw=f"<p>{KEY}</p>".encode()),
+    "plain error cut": Fault(500, raw=b"x" * 285 + KEY.encode()),
+    "other error": Fault(400, raw=json.dumps({"k": [KEY]}).encode()),
+    "detail": Fault(422, raw=json.dumps({"detail": [{"msg": SPLIT}]}).encode()), "401": Fault(401, "x" * 285 + KEY),
+    "403": Fault(403, SPLIT), "404": Fault(404, raw=json.dumps([KEY]).encode()),
+    "429": Fault(429, KEY, {"Retry-After": "0.01"}),
+    "redirect": Fault(307, headers={"Location": f"http://127.0.0.1:9/{KEY}"}),
+    "redirect query": Fault(308, headers={"Location": f"/v1?key={KEY}"}),
+    "header": Fault(400, headers={"X-Key": KEY}), "no JSON": Fault(200, raw=KEY.encode()),
+    "status line": Fault(wire=lambda: [f"HTTP/9 {KEY}\r\n\r\n".encode()]),
+    "reason phrase": Fault(wire=lambda: [f"HTTP/1.1 400 {KEY}\r\nContent-Length: 0\r\n\r\n".encode()]),
+    "bad header": Fault(wire=lambda: [f"HTTP/1.1 200 OK\r\n {KEY}\r\n: {KEY}\r\n\r\n".encode()]),
+    "encoding": Fault(200, headers={"Content-Encoding": KEY}, raw=b"{}"),
+    "token": good(choices=[{"message": {"content": KEY}, "logprobs": {"content": [{"token": KEY, "logprob": -1}]}}]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [(name, "generate") for name in ECHOES]
+    + [(name, mode) for name in ("text", "parts", "token", "error cut") for mode in ("likelihood", "constrained")],
+)
+def test_the_key_reaches_no_file_and_no_screen(
+    name: str, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    echo = ECHOES[name]
+    echo = json.dumps(echo).encode() if isinstance(echo, dict) else echo
+    lie = Fault(200, raw=echo) if isinstance(echo, bytes) else echo
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MY_KEY", KEY)
+    jsonl.write("q.jsonl", questions(4))
+    for victim in ("第2题", "第"):
+        with serving(lying(victim, lie)) as server:
+            words = [f"model.base_url={server.url}", "model.api_key_env=MY_KEY", f"generation.mode={mode}"]
+            assert served(*words, "generation.max_retries=0", "--overwrite") in (0, 1, 2)
+        assert any(KEY in headers["authorization"] for headers in server.headers)
+        screen = "".join(capfd.readouterr())
+        kept = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()).decode()
+        for shown in (screen, kept):
+            # Neither whole nor broken, and of a cut one no half either.
+            assert KEY[:9] not in re.sub(r"\s|\\n", "", shown), shown
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["model.base_url=http://h/KEY/v1", "model.model_name_or_path=KEY", "generation.extra_body={api_key: KEY}"],
+)
+def test_a_key_in_another_setting_is_refused(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_KEY", KEY)
+    with pytest.raises(ConfigError, match="holds the key") as caught:
+        Remote(config("http://127.0.0.1:9/v1", "model.api_key_env=MY_KEY", setting.replace("KEY", KEY)))
+    assert KEY not in str(caught.value)
+
+
+def test_questions_go_to_another_address_only_where_that_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_KEY", KEY)
+    with serving(lambda body, count: "B") as other:
+        away = Fault(307, headers={"Location": f"{other.url.replace('127.0.0.1', 'localhost')}/chat/completions"})
+        with serving(lambda body, count: away) as server:
+            with pytest.raises(UserError, match=r"sends its clients on to http://localhost.*model\.follow_redirects"):
+                answers(server.url, 3, "model.api_key_env=MY_KEY")
+            assert not other.bodies and len(server.bodies) == 1
+            found = answers(server.url, 3, "model.api_key_env=MY_KEY", "model.follow_redirects=true")
+    assert [p.answer for p in found] == ["B"] * 3 and len(other.bodies) == 3
+    assert KEY not in str(other.headers)
 
 
 # --- the whole program -------------------------------------------------------------------------------------------

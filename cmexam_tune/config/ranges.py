@@ -50,7 +50,7 @@ RANGES: Mapping[str, Mapping[str, Range]] = {
     },
     "generation": {
         "batch_size": Range(1, 65_536), "seed": _SEED, "concurrency": Range(1, 10_000),
-        "requests_per_minute": Range(0, 10**6, above=True), "timeout": Range(0, 10**6, above=True),
+        "requests_per_minute": Range(0.001, 10**6), "timeout": Range(0, 10**6, above=True),
         "max_retries": Range(0, 1000), "max_new_tokens": Range(1, 131_072), "max_length": Range(1, 10**6),
         "min_new_tokens": Range(0, 131_072), "num_beams": Range(1, 256), "temperature": Range(0, 100, above=True),
         "top_p": Range(0, 1, above=True), "top_k": Range(0, 10**6), "typical_p": Range(0, 1, above=True),

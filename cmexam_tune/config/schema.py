@@ -89,6 +89,8 @@ class ModelConfig:
     """endpoint only: where the server listens, for example `http://127.0.0.1:8000/v1`."""
     api_key_env: str | None = None
     """endpoint only: name of the environment variable that holds the key; the key itself stands in no file."""
+    follow_redirects: bool = False
+    """endpoint only: send the questions on where the server says; the key stays with the first host."""
     adapter_name_or_path: str | None = None
     """PEFT adapter that is merged into the base before tuning (Alpaca and Huatuo are adapters on LLaMA)."""
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
@@ -162,7 +164,7 @@ class GenerationConfig:
     requests_per_minute: float | None = None
     """endpoint only: upper bound of requests sent, repeated ones included."""
     timeout: float = 300.0
-    """endpoint only: seconds that a request may take."""
+    """endpoint only: seconds that a whole reply may take, each time that it is requested."""
     max_retries: int = 8
     """endpoint only: how often a request is repeated after 429, 5xx or a broken connection, with growing pauses."""
     extra_body: Mapping[str, Any] = field(default_factory=dict)

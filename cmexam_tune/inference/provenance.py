@@ -12,7 +12,15 @@ from cmexam_tune.core import files
 
 SAME_ANYWAY = {"config", "mode", "run", "questions", "versions", "result"}
 """Keys that say where something lay, by what it was run or how it went, or that `config` says again."""
-SPEED = {"batch_size", "concurrency", "requests_per_minute", "timeout", "max_retries", "api_key_env"}
+SPEED = {
+    "batch_size",
+    "concurrency",
+    "requests_per_minute",
+    "timeout",
+    "max_retries",
+    "api_key_env",
+    "follow_redirects",
+}
 """Settings that change the speed and no answer."""
 SMALL = 64 << 20
 """Bytes up to which a file is checksummed as a whole."""

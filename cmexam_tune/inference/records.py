@@ -202,7 +202,8 @@ class ResumableFile:
             wanted = {key: lines.pop(key) for key in order if key in lines}
             self._write({**wanted, **lines})
             self.result |= _counts([_record(line, str(self.path)) for line in (*wanted.values(), *lines.values())])
-            for name, value in (("answered", answered), ("seconds", seconds)):
+            # What failed before was asked again: all failures in the file are of this run.
+            for name, value in (("answered", answered - self.result["failed"]), ("seconds", seconds)):
                 self.result[name] = self.result.get(name, 0) + value
             self._write_note()
         self.processes.wait()

@@ -10,6 +10,8 @@ from cmexam_tune.inference.records import ResumableFile
 T = TypeVar("T")
 SERVED = "served"
 """Key of `ResumableFile.result`: a list with what each start of the program used."""
+MODE = "mode"
+"""Key of `ResumableFile.result`: how answers were read, where it is not what `generation.mode` means."""
 EVERY = 30.0
 """Seconds after which the counts are saved again, so that a kill costs few of them."""
 
@@ -25,6 +27,8 @@ def counted(file: ResumableFile, writer: Any, answers: Iterator[T]) -> Iterator[
     try:
         for answer in answers:
             yield answer
+            if counts.mode:
+                file.result[MODE] = counts.mode
             file.result[SERVED] = [*before, {**counts.plain(), "seconds": round(time.monotonic() - start, 1)}]
             if time.monotonic() - saved > EVERY:
                 saved = time.monotonic()

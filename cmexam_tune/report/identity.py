@@ -23,7 +23,8 @@ class Identity:
     prompt: str | None = None
     """Style, template and number of examples."""
     mode: str | None = None
-    """How answers were decoded: `generate`, `constrained` or `likelihood`."""
+    """How answers were decoded: `generate`, `constrained`, `likelihood`, or a server's `first-letter` and
+    `constrained-words`."""
 
 
 def portable(value: Any) -> Any:
@@ -59,7 +60,8 @@ def identify(made_by: Mapping[str, Any], questions: str, n: int, profile: str, d
         adapter=_text(made_by.get("run") or model.get("adapter_name_or_path")),
         method=_text(_section(config, "tuning").get("method")) if made_by.get("run") else None,
         prompt=", ".join(words) or None,
-        mode=_text(made_by.get("mode")),
+        # A server may lack what the mode means, and answer in a way of another name.
+        mode=_text(_section(made_by, "result").get("mode") or made_by.get("mode")),
     )
 
 

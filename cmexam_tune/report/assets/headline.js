@@ -30,6 +30,8 @@ function caveats() {
   const part = R.selection, cut = R.cut && R.cut[R.name], found = [];
   if (part) found.push(both(`Only ${count(part.n)} of ${count(part.of)} questions are scored: ${escape(part.how)}.`, `仅对 ${count(part.of)} 道题中的 ${count(part.n)} 道计分：${escape(part.how)}。`));
   if (cut && cut.cut) found.push(both(`${count(cut.cut)} of ${count(cut.outputs)} outputs were cut off by their limit, ${count(cut.thinking)} of them while thinking.`, `${count(cut.outputs)} 条输出中有 ${count(cut.cut)} 条因长度上限被截断，其中 ${count(cut.thinking)} 条仍在思考。`));
+  const mode = R.identity && R.identity.mode;
+  if (mode === "first-letter" || mode === "constrained-words") found.push(both(`Answers were read in the way <b>${mode}</b>, because the server does not let an answer's first words be given. They are not comparable with likelihood or constrained answers of local models.`, `服务器不支持给定回答的开头，因此按 <b>${mode}</b> 方式读取答案，与本地模型的 likelihood 或 constrained 结果不可比。`));
   return found.map(text => `<p class="warning">${text}</p>`).join("");
 }
 

@@ -1,7 +1,7 @@
 """A model behind an OpenAI-compatible address: vLLM, SGLang, `cmexam-tune serve`, a hosted service.
 
-Nothing is loaded and nothing can be trained; torch is never imported. Start reading with `Remote` in `answering.py`;
-`client.py` sends, `letters.py` is what `constrained` and `likelihood` need of a server.
+Nothing is loaded and nothing can be trained; torch is never imported. Start reading with `Remote` in `decoder.py`, what
+is asked; `client.py` sends it, and `replies.py` is what is made of the server's bytes.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,8 +11,7 @@ from cmexam_tune.config import Config, ModelConfig, PromptConfig
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.models.families import Loaded
-from cmexam_tune.models.families.endpoint.answering import Remote
-from cmexam_tune.models.families.endpoint.remote import Written, body
+from cmexam_tune.models.families.endpoint.decoder import Remote, Written, body
 from cmexam_tune.models.features import Encoded
 from cmexam_tune.prompts import plainly
 

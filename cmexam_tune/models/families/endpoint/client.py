@@ -1,26 +1,43 @@
-"""The client of one address: many requests at once, repeated where that helps, and counted.
+"""The client of one address: many requests at once, repeated where that helps, counted, and safe from any reply.
 
 The `openai` library sends, repeats after 429, 5xx and broken connections with growing pauses, and keeps the server's
-Retry-After. Here is what it leaves to its users: how many at once, how many a minute, when to stop, and that the key
-appears in no message.
+Retry-After. Here is what it leaves to its users: how many at once and how many a minute, when to stop, limits of time
+and size for a reply, and that nothing a server says can show the key or end the program.
 """
 
+import asyncio
+import functools
+import importlib
 import itertools
+import json
+import os
 import queue
+import re
 import threading
 import time
+import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
+from urllib.parse import unquote, urlsplit
 
 from cmexam_tune.config import GenerationConfig, ModelConfig
-from cmexam_tune.core.errors import TrainingStopped, UserError, first_line
-from cmexam_tune.models.families.endpoint import address
+from cmexam_tune.core.errors import ConfigError, TrainingStopped, UserError
+from cmexam_tune.models.families.endpoint import replies
+from cmexam_tune.models.families.endpoint.replies import WHOLE, Secret
 
 INSTALL = "family endpoint needs the OpenAI client: pip install 'cmexam_tune[endpoint]'"
 FIRST_TRIES = 3
 """So many requests may fail before any has succeeded."""
+LARGEST = 8 << 20
+"""Bytes of a reply, decompressed: a text of 100,000 tokens needs a twentieth of it."""
+NO_KEY = "EMPTY"
+"""What is sent where no key is named: never a key in the environment for another address."""
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+T = TypeVar("T")
 
 
 class Request(NamedTuple):
@@ -40,12 +57,15 @@ class Reply(NamedTuple):
     """Why there is no text, where `finish` is `error`."""
     logprobs: tuple[Mapping[str, float], ...] = ()
     """For each token of the text, the log-probabilities of the most probable tokens, its own first."""
+    prompt_tokens: int = 0
 
 
 @dataclass
 class Usage:
     """What was really sent and received."""
 
+    mode: str | None = None
+    """How answers were read, where the server lacks what `generation.mode` means for local models."""
     requests: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -84,20 +104,27 @@ class Client:
             raise UserError(INSTALL) from None
         self.usage = Usage()
         self.name = model.model_name_or_path
-        self.address = address.address(model)
-        self._key = address.key(model)
+        self.address = _address(model)
+        self._secret = _secret(model, generation)
         self._generation = generation
         self._proven = False
-        self._counting = threading.Lock()
-        pace = _Pace(generation.requests_per_minute)
         self._library = openai
-        self._openai = openai.OpenAI(
-            base_url=self.address,
-            api_key=self._key,
-            timeout=generation.timeout,
-            max_retries=generation.max_retries,
-            http_client=openai.DefaultHttpxClient(event_hooks={"request": [pace]}),
-        )
+        self._at_once = asyncio.Semaphore(generation.concurrency)
+        try:
+            http = _http_client(generation, follow_redirects=model.follow_redirects)
+            self._openai = openai.AsyncOpenAI(
+                base_url=self.address,
+                api_key=self._secret.key,
+                timeout=generation.timeout,
+                max_retries=generation.max_retries,
+                http_client=http,
+            )
+        except Exception as error:  # noqa: BLE001 - the library's own exceptions differ by its version
+            raise ConfigError(
+                f"model.base_url: {self.address[:100]} cannot be used, or a proxy that the environment names "
+                f"({self._secret.line(str(error))})."
+            ) from None
+        weakref.finalize(self, _in_background, self._openai.close).atexit = False
 
     def send(self, requests: Iterable[Request]) -> Iterator[Reply]:
         """Yield the replies as they come. Until one has succeeded, requests are sent one at a time.
@@ -129,40 +156,26 @@ class Client:
         return replies
 
     def _parallel(self, requests: Iterator[Request]) -> Iterator[Reply]:
-        """Keep `concurrency` requests under way and as many waiting, so that no thread waits for the caller."""
-        waiting: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
-        done: queue.SimpleQueue[Reply | BaseException] = queue.SimpleQueue()
-        many = self._generation.concurrency
-        # Daemons: an interrupted program does not wait for requests that are under way.
-        threads = [threading.Thread(target=self._work, args=(waiting, done), daemon=True) for _ in range(many)]
-        for thread in threads:
-            thread.start()
-        open_ = 0
-        try:
-            for request in itertools.islice(requests, 2 * many):
-                waiting.put(request)
-                open_ += 1
-            while open_:
-                reply = done.get()
-                if isinstance(reply, BaseException):
-                    raise reply
-                open_ -= 1
-                if (request_ := next(requests, None)) is not None:
-                    waiting.put(request_)
-                    open_ += 1
-                yield reply
-        finally:
-            while not waiting.empty():
-                waiting.get()
-            for _ in threads:
-                waiting.put(None)
+        """Keep `concurrency` requests under way and as many waiting, so that none waits for the caller."""
+        done: queue.SimpleQueue[Future[Reply]] = queue.SimpleQueue()
+        under_way: set[Future[Reply]] = set()
 
-    def _work(self, waiting: "queue.SimpleQueue[Request | None]", done: "queue.SimpleQueue[Any]") -> None:
-        while (request := waiting.get()) is not None:
-            try:
-                done.put(self.ask(request))
-            except BaseException as error:  # noqa: BLE001 - raised again by whoever reads the queue
-                done.put(error)
+        def start(count: int) -> None:
+            for request in itertools.islice(requests, count):
+                future = _in_background(self._ask, request)
+                under_way.add(future)
+                future.add_done_callback(done.put)
+
+        try:
+            start(2 * self._generation.concurrency)
+            while under_way:
+                future = done.get()
+                under_way.remove(future)
+                start(1)
+                yield future.result()
+        finally:
+            for future in under_way:
+                future.cancel()
 
     def ask(self, request: Request, retries: int | None = None) -> Reply:
         """Send one request and wait for its reply; one that fails for good has `finish` error.
@@ -170,36 +183,34 @@ class Client:
         Raises:
             UserError: wrong key, model or address.
         """
+        return _in_background(self._ask, request, retries).result()
+
+    async def _ask(self, request: Request, retries: int | None = None) -> Reply:
         client = self._openai if retries is None else self._openai.with_options(max_retries=retries)
-        try:
-            create: Any = client.chat.completions.create if "messages" in request.body else client.completions.create
-            reply = self._read(request.key, create(model=self.name, **request.body))
-        except (self._library.OpenAIError, ValueError) as error:  # ValueError: a body that is no JSON
-            reply = Reply(request.key, "", "error", self._reason(error))
-        with self._counting:
-            self.usage.requests += 1
-            self.usage.finish[reply.finish] += 1
-            if reply.reason:
-                self.usage.errors[reply.reason] += 1
+        chat = "messages" in request.body
+        create: Any = (client.chat.completions if chat else client.completions).with_raw_response.create
+        async with self._at_once:
+            try:
+                answer = await create(model=self.name, **request.body)
+                reply = self._read(request.key, answer.http_response.content, chat)
+            except (self._library.OpenAIError, replies.Unreadable) as error:
+                reply = Reply(request.key, "", "error", self._reason(error))
+        self.usage.requests += 1
+        self.usage.finish[reply.finish] += 1
+        if reply.reason:
+            self.usage.errors[reply.reason] += 1
         return reply
 
-    def _read(self, key: str, answer: Any) -> Reply:
-        choices = getattr(answer, "choices", None)
-        if not choices:
-            return Reply(key, "", "error", "the server sent no completion; is this the address of an OpenAI API?")
-        if (usage := answer.usage) is not None:
-            with self._counting:
-                self.usage.prompt_tokens += usage.prompt_tokens or 0
-                self.usage.completion_tokens += usage.completion_tokens or 0
-        with self._counting:
-            self.usage.models |= {answer.model} - {None}
-            self.usage.fingerprints |= {answer.system_fingerprint} - {None}
-        choice = choices[0]
-        if choice.finish_reason == "content_filter":
+    def _read(self, key: str, content: bytes, chat: bool) -> Reply:
+        completion = replies.completion(content, self._secret, chat)
+        self.usage.prompt_tokens += completion.prompt_tokens
+        self.usage.completion_tokens += completion.completion_tokens
+        self.usage.models |= {completion.model} - {None}
+        self.usage.fingerprints |= {completion.fingerprint} - {None}
+        if completion.finish == "content_filter":
             return Reply(key, "", "error", "the server's content filter held the answer back.")
-        message = getattr(choice, "message", None)  # a chat has one, a plain text has not
-        text = choice.text if message is None else _spoken(message)
-        return Reply(key, text or "", "length" if choice.finish_reason == "length" else "stop", None, _tops(choice))
+        finish: Literal["stop", "length"] = "length" if completion.finish == "length" else "stop"
+        return Reply(key, completion.text, finish, None, completion.logprobs, completion.prompt_tokens)
 
     def _reason(self, error: Exception) -> str:
         """Return why a request failed for good.
@@ -207,8 +218,12 @@ class Client:
         Raises:
             UserError: no other request could succeed either.
         """
-        words = self.hide(_said(error))
         known = self._library
+        response = error.response if isinstance(error, known.APIStatusError) else None
+        if response is not None:
+            words = replies.complaint(response.content, self._secret)
+        else:  # the library hides what broke the connection: the cause says it
+            words = self._secret.line(str(error.__cause__ or error))
         if isinstance(error, known.AuthenticationError | known.PermissionDeniedError):
             raise UserError(
                 f"{self.address}: the key is refused ({words}). Put a valid one into the environment variable that "
@@ -219,61 +234,124 @@ class Client:
                 f"{self.address}: no model {self.name!r} there, or no OpenAI API ({words}). "
                 "model.model_name_or_path is its name at the address; model.base_url mostly ends in /v1."
             )
+        if response is not None and response.is_redirect:
+            target = self._secret.line(response.headers.get("location", ""))
+            raise UserError(
+                f"{self.address}: sends its clients on to {target}. Put that address into model.base_url if you "
+                "trust it, or set model.follow_redirects=true."
+            )
         if isinstance(error, known.APITimeoutError):
             return f"no answer within generation.timeout={self._generation.timeout:g} s."
         if isinstance(error, known.APIConnectionError) and not self._proven:
             raise UserError(f"{self.address}: cannot be reached ({words}). Is the server running? See model.base_url.")
-        status = getattr(error, "status_code", None)
-        return f"{status}: {words}" if status else words
-
-    def hide(self, text: str) -> str:
-        """Return a text in which the key is replaced by stars."""
-        return text if self._key == address.NO_KEY else text.replace(self._key, "***")
+        return f"{response.status_code}: {words}" if response is not None else words
 
 
-class _Pace:
-    """Called before each request is sent, repeated ones too: waits until it may go."""
+def _address(model: ModelConfig) -> str:
+    """Return `model.base_url`.
 
-    def __init__(self, per_minute: float | None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._gap = 60.0 / per_minute if per_minute else 0.0
-        self._clock, self._lock, self._next = clock, threading.Lock(), 0.0
-
-    def __call__(self, request: object) -> None:
-        """Wait for this request's turn."""
-        if not self._gap:
-            return
-        with self._lock:
-            turn = max(self._clock(), self._next)
-            self._next = turn + self._gap
-        time.sleep(max(0.0, turn - self._clock()))
-
-
-def _said(error: Exception) -> str:
-    """Return the server's own words for an error, in one line."""
-    body = getattr(error, "body", None)
-    if isinstance(body, Mapping) and isinstance(body.get("message"), str):
-        return " ".join(body["message"].split())[:300]
-    cause = error.__cause__
-    return first_line(cause if cause is not None and not getattr(error, "status_code", None) else error)
-
-
-def _spoken(message: Any) -> str:
-    """Return a message's text with what the model thought before it, as local models write it."""
-    thought = getattr(message, "reasoning_content", None) or getattr(message, "reasoning", None)
-    text = message.content or ""
-    return f"<think>\n{thought}\n</think>\n\n{text}" if isinstance(thought, str) and thought else text
-
-
-def _tops(choice: Any) -> tuple[Mapping[str, float], ...]:
-    logs = getattr(choice, "logprobs", None)
-    if logs is None:
-        return ()
-    if getattr(logs, "content", None):
-        return tuple(
-            {token.token: token.logprob, **{top.token: top.logprob for top in token.top_logprobs}}
-            for token in logs.content
+    Raises:
+        ConfigError: there is none, it is no address, or it holds a key.
+    """
+    url = model.base_url
+    if not url:
+        raise ConfigError("model.base_url: family endpoint needs the server's address, e.g. http://127.0.0.1:8000/v1.")
+    try:
+        parts = urlsplit(url)
+        parts.port  # noqa: B018 - reading it checks it
+    except ValueError:
+        raise ConfigError("model.base_url: is no address. An example: http://127.0.0.1:8000/v1.") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(
+            "model.base_url: must start with http:// or https:// and a host, e.g. http://127.0.0.1:8000/v1."
         )
-    if tops := getattr(logs, "top_logprobs", None):
-        own = zip(logs.tokens, logs.token_logprobs, strict=True)
-        return tuple({token: log, **(top or {})} for (token, log), top in zip(own, tops, strict=True))
-    return ()
+    if parts.username or parts.password or parts.query or parts.fragment:
+        raise ConfigError(
+            "model.base_url: holds a user, a password, a query or a fragment (#), and would be written to every run. "
+            "Put the key into an environment variable and its name into model.api_key_env."
+        )
+    return url
+
+
+def _secret(model: ModelConfig, generation: GenerationConfig) -> Secret:
+    """Return the key in the environment variable that `model.api_key_env` names, or `NO_KEY` where it names none.
+
+    Raises:
+        ConfigError: no such variable, something that is no name of one (it is not repeated: it may be the key), or the
+            key stands in another setting, and would be written to every run.
+    """
+    name = model.api_key_env
+    if name is None:
+        return Secret(NO_KEY, shared=True)
+    if not _NAME.fullmatch(name):
+        raise ConfigError("model.api_key_env: must be the name of an environment variable, not the key itself.")
+    shown = name if name.isupper() else "that it names"
+    if not (value := os.environ.get(name, "").strip()):
+        raise ConfigError(f"model.api_key_env: the environment variable {shown} is not set. Export it first.")
+    if not (value.isascii() and value.isprintable()):
+        raise ConfigError(f"model.api_key_env: the environment variable {shown} holds no key: only ASCII.")
+    settings = {
+        "model.base_url": unquote(str(model.base_url)),
+        "model.model_name_or_path": model.model_name_or_path,
+        "generation.extra_body": json.dumps(dict(generation.extra_body), ensure_ascii=False),
+    }
+    for setting, text in settings.items():
+        if len(value) >= WHOLE and value in text:
+            raise ConfigError(f"{setting}: holds the key, and would be written to every run. Leave it out there.")
+    return Secret(value)
+
+
+def _http_client(generation: GenerationConfig, *, follow_redirects: bool) -> Any:
+    """Return the openai library's HTTP client, with a pace, and a limit of time and size for whole replies."""
+    import openai
+
+    base: Any = openai.DefaultAsyncHttpxClient
+    # httpx2 since openai 3, httpx before.
+    httpx: Any = importlib.import_module(base.__base__.__module__.partition(".")[0])
+    gap = 60.0 / generation.requests_per_minute if generation.requests_per_minute else 0.0
+
+    class BoundedClient(base):  # type: ignore[misc]
+        """Every byte of every reply passes here: errors, redirects and repeated requests included."""
+
+        next_turn = 0.0
+
+        async def send(self, request: Any, *, stream: bool = False, **options: Any) -> Any:
+            turn = max(time.monotonic(), self.next_turn)
+            self.next_turn = turn + gap
+            await asyncio.sleep(turn - time.monotonic())
+            try:
+                # The library's own timeout starts anew with every byte.
+                return await asyncio.wait_for(self.receive(request, options), generation.timeout)
+            except asyncio.TimeoutError:
+                raise httpx.ReadTimeout("the reply did not end in time", request=request) from None
+
+        async def receive(self, request: Any, options: Mapping[str, Any]) -> Any:
+            response = await super().send(request, stream=True, **options)
+            try:
+                if "," in response.headers.get("content-encoding", ""):
+                    raise openai.OpenAIError("the reply is compressed more than once.")
+                body = bytearray()
+                async for part in response.aiter_bytes():
+                    body += part
+                    if len(body) > LARGEST:
+                        raise openai.OpenAIError(f"the reply is larger than {LARGEST >> 20} MiB.")
+            finally:
+                await response.aclose()
+            decoded = ("content-encoding", "content-length", "transfer-encoding")
+            headers = [(name, value) for name, value in response.headers.multi_items() if name not in decoded]
+            return httpx.Response(response.status_code, headers=headers, content=bytes(body), request=response.request)
+
+    return BoundedClient(follow_redirects=follow_redirects, headers={"Accept-Encoding": "identity"})
+
+
+@functools.cache
+def _loop() -> asyncio.AbstractEventLoop:
+    """Start the event loop of all clients: in a thread, so that it also runs in a notebook and between answers."""
+    loop = asyncio.new_event_loop()
+    # A daemon: an interrupted program does not wait for requests that are under way.
+    threading.Thread(target=loop.run_forever, daemon=True).start()
+    return loop
+
+
+def _in_background(function: Callable[..., Coroutine[Any, Any, T]], *arguments: Any) -> "Future[T]":
+    return asyncio.run_coroutine_threadsafe(function(*arguments), _loop())

@@ -1,0 +1,167 @@
+"""What a server said: bytes become a completion of known types without the key, or `Unreadable`.
+
+Everything that a server says passes here before anything of it is kept, cut or shown.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+LONGEST_NAME = 200
+"""Characters that are kept of a server's name for its model."""
+SHOWN = 300
+"""Characters of a server's words that a message repeats."""
+MOST_TOKENS = 10**9
+WHOLE = 8
+"""Characters from which on a key is also found with white space in it; shorter ones would be found in any text."""
+
+
+class Unreadable(ValueError):
+    """A reply that is no completion; the message is the reason."""
+
+
+class Secret:
+    """A key, and how it is kept out of sight."""
+
+    def __init__(self, key: str, *, shared: bool = False) -> None:
+        """Take a key; one that is `shared` is no secret."""
+        self.key = key
+        between = r"\s*" if len(key) >= WHOLE else ""
+        self._pattern = None if shared else re.compile(between.join(map(re.escape, key)))
+
+    def hide(self, text: str) -> str:
+        """Return a text in which the key is replaced by stars, also where lines are broken within it."""
+        return text if self._pattern is None else self._pattern.sub("***", text)
+
+    def line(self, text: str) -> str:
+        """Return a text without the key in one line that fits into a message."""
+        return " ".join(self.hide(text).split())[:SHOWN]
+
+    def clean(self, value: Any) -> Any:
+        """Return JSON without the key, and with a replacement character for every half of a surrogate pair."""
+        if isinstance(value, str):
+            return self.hide(value.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
+        if isinstance(value, list):
+            return [self.clean(item) for item in value]
+        if isinstance(value, dict):
+            return {self.clean(key): self.clean(item) for key, item in value.items()}
+        return value
+
+
+class Completion(NamedTuple):
+    """A server's answer to one request."""
+
+    text: str
+    finish: str | None
+    logprobs: tuple[Mapping[str, float], ...]
+    prompt_tokens: int
+    completion_tokens: int
+    model: str | None
+    fingerprint: str | None
+
+
+def completion(content: bytes, secret: Secret, chat: bool) -> Completion:
+    """Return what a reply says.
+
+    Raises:
+        Unreadable: it is no JSON, or no completion of the kind that was asked for.
+    """
+    try:
+        value = secret.clean(json.loads(content.decode("utf-8", "replace")))
+    except (ValueError, RecursionError) as error:
+        raise Unreadable(f"the server's reply is no JSON ({secret.line(str(error))}).") from None
+    choices = value.get("choices") if isinstance(value, dict) else None
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    message = choice.get("message") if chat and isinstance(choice, dict) else choice
+    if not isinstance(choice, dict) or not isinstance(message, dict):
+        raise Unreadable("the server sent no completion; is this the address of an OpenAI API?")
+    usage = value.get("usage")
+    counts = usage if isinstance(usage, dict) else {}
+    return Completion(
+        # Once more: a text in parts may hold the key in parts.
+        secret.hide(_spoken(message) if chat else _text(choice.get("text"))),
+        _name(choice.get("finish_reason")),
+        _logprobs(choice.get("logprobs")),
+        _count(counts.get("prompt_tokens")),
+        _count(counts.get("completion_tokens")),
+        _name(value.get("model")),
+        _name(value.get("system_fingerprint")),
+    )
+
+
+def complaint(content: bytes, secret: Secret) -> str:
+    """Return the words of an error in one line, as far as OpenAI's form or FastAPI's has any; else all of it."""
+    text = content.decode("utf-8", "replace")
+    try:
+        value = secret.clean(json.loads(text))
+        error = value.get("error", value) if isinstance(value, dict) else value
+        said = error.get("message", error.get("detail")) if isinstance(error, dict) else error
+        text = said if isinstance(said, str) else json.dumps(value, ensure_ascii=False)
+    except (ValueError, RecursionError):
+        pass
+    return secret.line(text)
+
+
+def _text(value: Any) -> str:
+    """Return a text, or the texts of a list of parts, as some servers send them.
+
+    Raises:
+        Unreadable: it is something else.
+    """
+    if value is None:
+        return ""
+    if isinstance(value, list):
+        return "".join(_text(part.get("text") if isinstance(part, dict) else part) for part in value)
+    if not isinstance(value, str):
+        raise Unreadable(f"the server sent a {type(value).__name__} where the answer's text belongs.")
+    return value
+
+
+def _spoken(message: Mapping[str, Any]) -> str:
+    """Return a message's text with what the model thought before it, as local models write it."""
+    thought = message.get("reasoning_content") or message.get("reasoning")
+    text = _text(message.get("content"))
+    return f"<think>\n{thought}\n</think>\n\n{text}" if isinstance(thought, str) and thought else text
+
+
+def _count(value: Any) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MOST_TOKENS else 0
+
+
+def _name(value: Any) -> str | None:
+    return value[:LONGEST_NAME] if isinstance(value, str) else None
+
+
+def _logprobs(logs: Any) -> tuple[Mapping[str, float], ...]:
+    """Return token -> log-probability for each token of a text; nothing where the server sends none.
+
+    A chat's log-probabilities are a list of tokens under `content`, a text's four lists beside each other.
+
+    Raises:
+        Unreadable: log-probabilities of wrong types.
+    """
+    if not isinstance(logs, dict):
+        return ()
+    try:
+        if logs.get("content"):
+            rows = [[chosen, *(chosen.get("top_logprobs") or ())] for chosen in logs["content"]]
+            return tuple(_tops((top["token"], top["logprob"]) for top in row) for row in rows)
+        if logs.get("top_logprobs"):
+            columns = zip(logs["tokens"], logs["token_logprobs"], logs["top_logprobs"], strict=True)
+            return tuple(_tops([(token, log), *(top or {}).items()]) for token, log, top in columns)
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
+        raise Unreadable("the server's log-probabilities cannot be read.") from None
+    return ()
+
+
+def _tops(pairs: Iterable[tuple[Any, Any]]) -> dict[str, float]:
+    """Return token -> log-probability; of minus infinity there is nothing to compare."""
+    tops: dict[str, float] = {}
+    for token, log in pairs:
+        if not isinstance(token, str) or isinstance(log, bool) or not isinstance(log, int | float):
+            raise TypeError
+        if math.isfinite(log):
+            tops.setdefault(token, float(log))
+    return tops

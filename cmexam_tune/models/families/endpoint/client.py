@@ -205,8 +205,8 @@ class Client:
         completion = replies.completion(content, self._secret, chat)
         self.usage.prompt_tokens += completion.prompt_tokens
         self.usage.completion_tokens += completion.completion_tokens
-        self.usage.models |= {completion.model} - {None}
-        self.usage.fingerprints |= {completion.fingerprint} - {None}
+        self.usage.models |= {completion.model} if completion.model else set()
+        self.usage.fingerprints |= {completion.fingerprint} if completion.fingerprint else set()
         if completion.finish == "content_filter":
             return Reply(key, "", "error", "the server's content filter held the answer back.")
         finish: Literal["stop", "length"] = "length" if completion.finish == "length" else "stop"

@@ -3,13 +3,16 @@
 import csv
 import datetime
 import json
+import time
+import zipfile
 
 import openpyxl
+import openpyxl.chart
 import pytest
 
 from cmexam_tune import preprocess
 from cmexam_tune.core import jsonl
-from cmexam_tune.core.errors import ConfigError, DataError
+from cmexam_tune.core.errors import ConfigError, DataError, UserError
 from cmexam_tune.core.schema import Question
 from cmexam_tune.exams._cells import Cells, Unreadable
 
@@ -313,3 +316,90 @@ def test_cells_nested_without_end_are_dropped(tmp_path, cell):
     rows = [["q", "o", "a"], ["问", cell, "A"], ["问", "A 甲\nB 乙", "A"]]
     (question,), report = read(tmp_path, rows, "stem=q,options=o,answer=a")
     assert question.id == "t:2" and sum(report["dropped"].values()) == 1
+
+
+def workbook(path, rows, *merged):
+    book = openpyxl.Workbook()
+    for row in rows:
+        book.active.append(row)
+    for cells in merged:
+        book.active.merge_cells(cells)
+    book.save(path)
+    return book
+
+
+@pytest.mark.parametrize("chart", [False, True])
+def test_a_merged_cell_stands_in_each_of_its_rows(tmp_path, chart):
+    rows = [["科室", *HEADER], *(["外科" if i % 2 else "内科", f"第{i}题", *ROW[1:]] for i in range(1, 7))]
+    book = workbook(tmp_path / "t.xlsx", rows, "A2:A4", "A5:A6", "C6:F7", "B3:B4")
+    if chart:
+        book.create_chartsheet("图", 0).add_chart(openpyxl.chart.BarChart())
+        book.active = 0
+        book.save(tmp_path / "t.xlsx")
+    (report,) = preprocess.preprocess(
+        "table", [tmp_path / "t.xlsx"], tmp_path / "out", columns=f"{MAP},facet:科室=科室"
+    )
+    questions = list(jsonl.read(tmp_path / "out/t.questions.jsonl", Question))
+    assert [(q.stem, q.facets["科室"]) for q in questions] == [("第1题", "外科"), ("第4题", "内科")]
+    assert report["dropped"] == {
+        "a question over several rows (merged cells)": 2,  # which cells belong to which row is anyone's guess
+        "fewer options than possible": 2,
+    }
+
+
+def repack(path, change):
+    """Rewrite the first sheet of a workbook."""
+    with zipfile.ZipFile(path) as packed:
+        parts = {name: packed.read(name) for name in packed.namelist()}
+    parts["xl/worksheets/sheet1.xml"] = change(parts["xl/worksheets/sheet1.xml"])
+    with zipfile.ZipFile(path, "w") as packed:
+        for name, data in parts.items():
+            packed.writestr(name, data)
+
+
+def test_a_sheet_is_read_as_far_as_it_goes_whatever_size_it_claims(tmp_path):
+    workbook(tmp_path / "t.xlsx", [HEADER, ROW, ROW])
+    repack(tmp_path / "t.xlsx", lambda text: text.replace(b'<dimension ref="A1:F3"', b'<dimension ref="A1:E2"'))
+    (report,) = preprocess.preprocess("table", [tmp_path / "t.xlsx"], tmp_path / "out", columns=MAP)
+    assert report["kept"] == 2
+
+
+def test_one_cell_far_away_costs_no_time(tmp_path):
+    book = workbook(tmp_path / "t.xlsx", [HEADER, ROW])
+    book.active["XFD1048576"] = "x"
+    book.save(tmp_path / "t.xlsx")
+    start = time.process_time()
+    (report,) = preprocess.preprocess("table", [tmp_path / "t.xlsx"], tmp_path / "out", columns=MAP)
+    assert report["kept"] == 1 and report["dropped"] == {"more cells than columns": 1}
+    assert time.process_time() - start < 10
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_damaged_zip_is_named(tmp_path, method):
+    path = tmp_path / "t.zip"
+    with zipfile.ZipFile(path, "w", method) as packed:
+        packed.writestr("t.csv", "题干,选项A\n" * 1000)
+    data = bytearray(path.read_bytes())
+    start = 30 + len("t.csv") + (10 if method == zipfile.ZIP_LZMA else 0)
+    data[start : start + 12] = b"\xff" * 12
+    path.write_bytes(data)
+    with pytest.raises(UserError, match=r"t\.zip: not a zip that can be read"):
+        preprocess.preprocess("table", [path], tmp_path / "out", columns=MAP)
+
+
+def test_damaged_parquet_is_named(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    path = tmp_path / "t.parquet"
+    row = [pyarrow.array([text]) for text in ROW]
+    good = dict(zip(HEADER, row, strict=True))
+    wrong = pyarrow.Array.from_buffers(pyarrow.string(), 1, pyarrow.array([b"\xff\xfe"]).buffers())
+    far = pyarrow.array([2**62], pyarrow.int64()).cast(pyarrow.timestamp("ms"))
+    for name, values in (("选项B", wrong), ("日期", far)):
+        parquet.write_table(pyarrow.table({**good, name: values}), path)
+        with pytest.raises(DataError, match=r"t\.parquet: not a parquet file that can be read"):
+            preprocess.preprocess("table", [path], tmp_path / "out", columns=MAP)
+    parquet.write_table(pyarrow.Table.from_arrays([*row, row[0]], names=[*HEADER, "选项B"]), path)
+    with pytest.raises(DataError, match="'选项B' is there twice"):
+        preprocess.preprocess("table", [path], tmp_path / "out", columns=MAP)

@@ -238,6 +238,8 @@ class _File:
         if _tables.BROKEN in item:
             raise Unreadable(item[_tables.BROKEN])
         at, get = found.column, item.get
+        if isinstance(get(at["stem"]), _tables.Merged):
+            raise Unreadable("a question over several rows (merged cells)")
         stem, answer_cell = cells.stem(get(at["stem"])), get(at["answer"])
         answer = None if self.fields.answer_as != "letters" else self._answer(name, cells, answer_cell, found)
         if len(found.letters) > 1:

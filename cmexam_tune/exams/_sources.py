@@ -1,7 +1,9 @@
 """Exam files where people have them: single files, a folder or zip as it was downloaded, a data set on a hub."""
 
+import lzma
 import re
 import zipfile
+import zlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +17,11 @@ from cmexam_tune.exams._fields import Fields
 
 _HUB = re.compile(r"(hf|ms)://([^/@\s]+/[^/@\s]+)(?:@([^/\s]+))?(?:/(.+))?")
 _LARGEST_ZIP = 1 << 33
+_BROKEN_ZIP = (
+    *(zipfile.BadZipFile, zipfile.LargeZipFile, zlib.error, lzma.LZMAError),
+    *(NotImplementedError, RuntimeError, ValueError, EOFError, OSError),
+)
+"""What zipfile lets through from damaged zips; a bad bzip2 stream is an OSError."""
 _NOT_DATA = ("__MACOSX", ".")
 
 
@@ -90,7 +97,7 @@ def _in_zip(path: Path, folder: Path) -> list[Source]:
                 raise UserError(f"{path}: unpacks to more than {_LARGEST_ZIP >> 30} GiB. Unpack it yourself.")
             for one in members:
                 packed.extract(one, folder)
-    except (zipfile.BadZipFile, zipfile.LargeZipFile, NotImplementedError, RuntimeError, ValueError, EOFError) as error:
+    except _BROKEN_ZIP as error:
         raise UserError(f"{path}: not a zip that can be read ({error}). Unpack it yourself.") from None
     if not members:
         raise UserError(f"{path}: holds no {', '.join(_tables.READERS)} file.")

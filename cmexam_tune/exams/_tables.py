@@ -3,6 +3,9 @@
 import codecs
 import csv
 import json
+import re
+import zipfile
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
@@ -19,7 +22,14 @@ BROKEN = ""
 """Key of what is wrong with a row whose cells cannot be told apart: it has more or fewer of them than columns."""
 SECTION = "#section"
 """Key of the sheet of a workbook with several, or of the name of the array that an item stands in."""
+_MERGED_CELL = re.compile(rb'mergeCell [^>]*?ref="([A-Z]{1,3}[0-9]{1,7}:[A-Z]{1,3}[0-9]{1,7})"')
 _LARGEST_FIELD = 1 << 30
+
+
+class Merged(str):
+    """Text that stands once for several rows of a sheet."""
+
+    __slots__ = ()
 
 
 def read(path: Path) -> Iterator[tuple[int, Row]]:
@@ -115,7 +125,7 @@ def _xlsx(path: Path) -> Iterator[Row]:
     with workbooks.opened(path) as book:
         empty = True
         for sheet in book.worksheets:
-            cells = ([*row] for row in sheet.iter_rows(values_only=True))
+            cells = _cells(path, sheet)
             header = next((row for row in cells if any(cell is not None for cell in row)), None)
             if header is None:
                 continue
@@ -124,6 +134,42 @@ def _xlsx(path: Path) -> Iterator[Row]:
                 yield {**row, SECTION: sheet.title} if len(book.worksheets) > 1 else row
         if empty:
             raise DataError(f"{path}: no sheet holds a row. Save the table as the first sheet, or as CSV UTF-8.")
+
+
+def _cells(path: Path, sheet: Any) -> Iterator[list[Any]]:
+    """Yield the rows of a sheet; a cell merged over several rows stands in each of them, as on the screen."""
+    starting = defaultdict[int, list[tuple[int, int]]](list)
+    for left, top, _, bottom in _merged(path, sheet):
+        if top < bottom:
+            starting[top].append((left - 1, bottom))
+    standing: dict[int, tuple[int, Any]] = {}
+    for number, values in enumerate(sheet.iter_rows(values_only=True), 1):
+        row = [*values]
+        for column, bottom in starting.get(number, ()):
+            value = row[column] if column < len(row) else None
+            standing[column] = bottom, Merged(value) if isinstance(value, str) else value
+        for column, (bottom, value) in standing.items():
+            if number <= bottom and value is not None:
+                row += [None] * (column + 1 - len(row))
+                row[column] = value
+        yield row
+
+
+def _merged(path: Path, sheet: Any) -> set[tuple[int, ...]]:
+    """Return left, top, right and bottom, from 1, of a sheet's merged cells; the size that it claims is forgotten."""
+    from openpyxl.utils.cell import range_boundaries
+    from openpyxl.worksheet._read_only import ReadOnlyWorksheet
+
+    if not isinstance(sheet, ReadOnlyWorksheet):
+        return {merged.bounds for merged in sheet.merged_cells.ranges}
+    # That size may be too small, which hides rows, or 1,048,576 rows of 16,384 cells because of one cell far away.
+    sheet.reset_dimensions()
+    ranges, before = set[bytes](), b""
+    with zipfile.ZipFile(path) as packed, packed.open(sheet._worksheet_path) as part:
+        while chunk := part.read(1 << 20):
+            ranges.update(_MERGED_CELL.findall(before + chunk))
+            before = chunk[-100:]
+    return {range_boundaries(cells.decode()) for cells in ranges}
 
 
 def _lines(path: Path) -> Iterator[Row]:
@@ -203,9 +249,11 @@ def _parquet(path: Path) -> Iterator[Row]:
 
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
+            if twice := [name for name, count in Counter(file.schema_arrow.names).items() if count > 1]:
+                raise DataError(f"{path}: the column {twice[0]!r} is there twice. Rename or delete one of them.")
             for batch in file.iter_batches(batch_size=1024):
                 yield from batch.to_pylist()
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError, OverflowError) as error:  # bad text, year 10,000
         what = str(error).splitlines()[0][:200]
         raise DataError(f"{path}: not a parquet file that can be read ({what}). Download it again.") from None
 

@@ -47,6 +47,7 @@ setup(
         "peft>=0.20",
         "psutil",
         "pyarrow",
+        "pydantic>=2.12",
         "PyYAML>=6.0.2",
         "rapidfuzz>=3.13",
         "rouge-score>=0.1.2",
@@ -57,6 +58,7 @@ setup(
         "torch>=2.8",
         "tqdm",
         "transformers>=5.20,<6",
+        "typing_extensions",
     ],
     extras_require={
         "dev": [
@@ -64,6 +66,7 @@ setup(
             *SERVE,
             *NOTEBOOKS,
             "bitsandbytes>=0.46",
+            "jsonschema>=4.20",
             "mypy>=1.15",
             "pytest>=8.0",
             "pytest-xdist>=3.6",

@@ -1,10 +1,13 @@
 """`cmexam-tune train`: tune a model by a recipe and leave a run folder."""
 
+import argparse
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from cmexam_tune.config import Config, dump_config, load_config
+from cmexam_tune.config import Config, load_config, show_config
 from cmexam_tune.core import cli, libraries
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.quality import contamination
@@ -76,6 +79,25 @@ def _warn_of_leaks(config: Config) -> None:
         cli.note(text)
 
 
+class _PrintSchema(argparse.Action):
+    """Like `--version`: prints, and ends the program."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from cmexam_tune.config import describing
+
+        cli.say(json.dumps(describing.json_schema(), ensure_ascii=False, indent=1))
+        parser.exit()
+
+
+def _settings(argv: Sequence[str]) -> str:
+    """Return what `--help` says about the keys of a recipe, which takes a moment to collect."""
+    if not {"-h", "--help"} & {*argv}:
+        return ""
+    from cmexam_tune.config import describing
+
+    return f"\n\n{describing.help_text()}"
+
+
 def main(argv: Sequence[str]) -> int | None:
     """Read the command line and train."""
     parser = cli.Parser(
@@ -85,10 +107,11 @@ def main(argv: Sequence[str]) -> int | None:
         "  cmexam-tune train --config lora_llama.yaml model.model_name_or_path=/models/llama-7b out=runs/lora\n"
         "  cmexam-tune train --config ptuning_chatglm.yaml --dry-run\n"
         "  torchrun --nproc_per_node 8 -m cmexam_tune.train --config lora_llama.yaml training.deepspeed=zero2\n"
-        "  deepspeed --module cmexam_tune.train --config lora_llama.yaml training.deepspeed=zero3",
+        "  deepspeed --module cmexam_tune.train --config lora_llama.yaml training.deepspeed=zero3" + _settings(argv),
     )
     cli.add_config(parser)
     parser.add_argument("--print-config", action="store_true", help="print the resolved configuration and stop")
+    parser.add_argument("--schema", nargs=0, action=_PrintSchema, help="print the JSON Schema of recipes for editors")
     parser.add_argument("--dry-run", action="store_true", help="print parameters, memory, steps and hours, and stop")
     parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint; never start anew")
     parser.add_argument(
@@ -106,7 +129,7 @@ def main(argv: Sequence[str]) -> int | None:
         os.environ["CMEXAM_TUNE_VERBOSE"] = "1"
     config = load_config(got.config, got.overrides)
     if got.print_config:
-        cli.say(dump_config(config).rstrip())
+        cli.say(show_config(config).rstrip())
         return None
     if got.dry_run:
         from cmexam_tune.training import estimate

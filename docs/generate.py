@@ -1,83 +1,57 @@
-"""Writes docs/configuration.md from the dataclasses and recipes/README.md from entries.yaml and published.yaml.
+"""Writes docs/configuration.md from the config's schema and recipes/README.md from entries.yaml and published.yaml.
 
 `make docs` runs it; with --check it only says whether the files are current.
 """
 
 import argparse
-import ast
 import dataclasses
 import inspect
-import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 from cmexam_tune import config
-from cmexam_tune.config import installed_versions, schema
+from cmexam_tune.config import describing, installed_versions, schema
 from cmexam_tune.core import variants
 from cmexam_tune.report.headings import short
 from cmexam_tune.report.papers import entries
 
 ROOT = Path(__file__).resolve().parents[1]
-SECTIONS = {
-    "data": schema.DataConfig,
-    "prompt": schema.PromptConfig,
-    "model": schema.ModelConfig,
-    "training": schema.TrainingConfig,
-    "generation": schema.GenerationConfig,
-}
 # Dense fp16 tensor peak (datasheets) times a share that frozen-base training of this size reaches: assumptions.
 CARDS = {"V100": 125e12 * 0.30, "A800": 312e12 * 0.40}
 # Forward, backward through activations, and recomputation under gradient checkpointing; full tuning adds weights.
 FLOPS_PER_PARAMETER = {"full": 8, "head": 6}
 
 
-def attributes(cls: type) -> Iterator[tuple[str, str, str, str]]:
-    """Yield (name, type, default, the string below the field)."""
-    tree = ast.parse(inspect.getsource(cls)).body[0]
-    assert isinstance(tree, ast.ClassDef)
-    told: dict[str, str] = {}
-    for node, after in zip(tree.body, [*tree.body[1:], None], strict=True):
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            text = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else ""
-            told[node.target.id] = " ".join(str(text).split())
-    for field in dataclasses.fields(cls):
-        if field.name == "arguments":
-            continue
-        default = "required"
-        if field.default is not dataclasses.MISSING:
-            default = f"`{'null' if field.default is None else field.default}`"
-        elif field.default_factory is not dataclasses.MISSING:
-            default = f"`{field.default_factory()}`"
-        kind = field.type if isinstance(field.type, str) else getattr(field.type, "__name__", str(field.type))
-        if field.type is not None and not isinstance(field.type, type):
-            kind = str(field.type)
-        kind = re.sub(r"Optional\[(.*)\]$", r"\1 | None", kind.replace("typing.", ""))
-        kind = kind.replace("collections.abc.", "").replace("typing.", "").replace("|", "or")
-        yield field.name, kind, default, told.get(field.name, "")
-
-
 def table(cls: type) -> str:
     """Return a Markdown table of a section."""
-    lines = ["| key | type | default | |", "| --- | --- | --- | --- |"]
-    lines += [f"| `{name}` | {kind} | {default} | {text} |" for name, kind, default, text in attributes(cls)]
+    lines = ["| key | values | default | |", "| --- | --- | --- | --- |"]
+    for key in describing.keys(cls):
+        default = key.default if key.default == "required" else f"`{key.default}`"
+        lines.append(f"| `{key.name}` | {key.values} | {default} | {key.help} |")
     return "\n".join(lines)
 
 
 def configuration() -> str:
     """Return docs/configuration.md."""
     parts = [
-        "# Configuration reference\n\n<!-- Written by docs/generate.py from the dataclasses; `make docs` after a change. -->\n",
+        "# Configuration reference\n\n<!-- Written by docs/generate.py from cmexam_tune/config/schema.py; `make docs` after a change. -->\n",
         "One experiment is one YAML file with the sections `data`, `prompt`, `model`, `tuning`, `training`, `generation` "
         "and the key `out` (the run folder). `extends: other.yaml` starts from another file. On the command line, "
-        "`section.key=value` changes one value. `--config NAME` is looked up as a path, then in the checkout's "
-        "`recipes/`, then among the shipped recipes. `cmexam-tune train --config NAME --print-config` shows what "
-        "results. Unknown keys, wrong types and missing keys are all reported at once.\n",
+        "`section.key=value` changes one value. `--config NAME` is looked up as a path, then in any folder of the "
+        "checkout's `recipes/`, then among the shipped recipes. Unknown keys, wrong types and missing keys are all "
+        "reported at once.\n",
+        "Where a recipe says nothing, the default below holds, which is PEFT's or transformers' for their names; "
+        "`cmexam-tune train --config NAME --print-config` shows what results. A model behind an address needs no more "
+        "than this, and `out` is `runs/` and the recipe's name:\n\n"
+        "```yaml\nmodel:\n  family: endpoint\n  base_url: http://127.0.0.1:8000/v1\n  model_name_or_path: my-model\n```\n",
+        "Editors complete and check recipes by their JSON Schema: `cmexam-tune train --schema > recipe.schema.json`, and "
+        "`# yaml-language-server: $schema=recipe.schema.json` as the first line of a recipe (VS Code, Neovim, Emacs).\n",
     ]
-    for name, cls in SECTIONS.items():
-        parts.append(f"## {name}\n\n{inspect.getdoc(cls)}\n\n{table(cls)}\n")
-        if name == "model":
+    for name, cls in schema.SECTIONS.items():
+        if name == "tuning":
             parts.append(tuning())
+            continue
+        parts.append(f"## {name}\n\n{inspect.getdoc(cls)}\n\n{table(cls)}\n")
         if name == "training":
             parts.append(
                 f"Beside these, every field of `transformers.TrainingArguments` under its own name, except `output_dir` "

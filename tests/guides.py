@@ -20,7 +20,7 @@ import pytest
 from pages import ROOT
 
 from cmexam_tune import __main__, config
-from cmexam_tune.config import installed_versions
+from cmexam_tune.config import installed_versions, schema
 from cmexam_tune.core import variants
 from cmexam_tune.report.papers import entries
 
@@ -112,9 +112,7 @@ def flags(program: str) -> set[str]:
 @functools.cache
 def known_keys() -> set[str]:
     """Return every `section.key` of a config."""
-    classes = {"data": config.DataConfig, "prompt": config.PromptConfig, "model": config.ModelConfig,
-               "training": config.TrainingConfig, "generation": config.GenerationConfig}  # fmt: skip
-    found = {f"{name}.{field.name}" for name, cls in classes.items() for field in dataclasses.fields(cls)}
+    found = {f"{name}.{field.name}" for name, cls in schema.SECTIONS.items() for field in dataclasses.fields(cls)}
     found |= {f"training.{name}" for name in installed_versions.training()}
     found |= {f"generation.{name}" for name in installed_versions.generation()}
     for method in variants.names("tuning"):

@@ -1,27 +1,35 @@
 """The base layer: configuration, strict reading, JSON lines, records, files, exit statuses."""
 
+import dataclasses
 import errno
 import json
 import os
 import subprocess
 import sys
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import jsonschema
 import pytest
 import yaml
+from pydantic import Field
 
 from cmexam_tune import __main__, config
-from cmexam_tune.config import installed_versions
+from cmexam_tune.config import describing, installed_versions, schema
 from cmexam_tune.core import (
     cli,
+    documents,
     files,
     jsonl,
     variants,
 )
 from cmexam_tune.core.errors import ConfigError, DataError, TrainingStopped, UserError
 from cmexam_tune.core.schema import Prediction, Question, letters
-from cmexam_tune.core.strict import Problems, convert
+from cmexam_tune.core.strict import Problems, build
+from cmexam_tune.models.adapters import lora
 
 GOOD: dict[str, Any] = {
     "data": {"train": ["a.jsonl"]},
@@ -61,36 +69,43 @@ def test_good_is_good_and_round_trips(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("data.train", 3, "data.train[0]: expected str, got int 3"),
+        ("data.train", 3, "data.train[0]: should be a valid string, got 3"),
         ("data.trian", ["x"], "data.trian: unknown key, did you mean 'train'?"),
-        ("data.max_train_samples", "many", "data.max_train_samples: expected int, got str 'many'"),
+        ("data.max_train_samples", "many", "data.max_train_samples: should be a valid integer, got 'many'"),
         ("data", ["a.jsonl"], "data: expected a section with keys"),
         ("data", None, "data: expected a section with keys"),
-        ("prompt.style", ["a"], "prompt.style: expected str, got list"),
-        ("prompt.max_source_length", 12.5, "prompt.max_source_length: expected int, got float 12.5"),
-        ("prompt.max_source_length", True, "prompt.max_source_length: expected int, got bool True"),
-        ("prompt.max_source_length", None, "prompt.max_source_length: expected int, got NoneType None"),
-        ("prompt", {"style": "answer"}, "prompt.max_target_length: required key is missing"),
+        ("prompt.style", ["a"], "prompt.style: should be a valid string, got ['a']"),
+        ("prompt.max_source_length", 12.5, "prompt.max_source_length: should be a valid integer, got 12.5"),
+        ("prompt.max_source_length", True, "prompt.max_source_length: should be a valid integer, got True"),
+        ("prompt.max_source_length", None, "prompt.max_source_length: should be a valid integer, got None"),
         ("model.family", "lama", "model.family: 'lama' is unknown, did you mean 'llama'?"),
         ("model.dtype", "float8", "model.dtype: 'float8' is not a choice, did you mean 'float"),
         ("model.head", "choise", "model.head: 'choise' is not a choice, did you mean 'choice'?"),
-        ("model.config", 3, "model.config: expected mapping, got int 3"),
-        ("model.trust_remote_code", "yes please", "model.trust_remote_code: expected bool"),
+        ("model.config", 3, "model.config: should be an object, got 3"),
+        (
+            "model.trust_remote_code",
+            "yes please",
+            "model.trust_remote_code: should be a valid boolean, got 'yes please'",
+        ),
         ("model", {"family": "llama"}, "model.model_name_or_path: required key is missing"),
         ("tuning.method", "lorra", "tuning.method: 'lorra' is unknown, did you mean 'lora'?"),
         ("tuning", {"r": 8}, "tuning.method: required key is missing; known: "),
-        ("tuning.r", "8", "tuning.r: expected int, got str '8'"),
-        ("tuning.lora_dropout", 1.5, "tuning: lora_dropout must be"),
+        ("tuning.r", "8", "tuning.r: should be a valid integer, got '8'"),
+        ("tuning.lora_dropout", 1.5, "tuning.lora_dropout: should be less than 1, got 1.5"),
         ("tuning.pre_seq_lenn", 8, "tuning.pre_seq_lenn: unknown key"),
         ("training.learning_rat", 1.0, "training.learning_rat: unknown key, did you mean 'learning_rate'?"),
-        ("training.learning_rate", "2e-2 or so", "training.learning_rate: expected float, got str"),
-        ("training.per_device_train_batch_size", 1.5, "training.per_device_train_batch_size: expected int"),
-        ("training.bf16", "auto", "training.bf16: expected bool, got str 'auto'"),
-        ("training.packing", 1, "training.packing: expected bool, got int 1"),
+        ("training.learning_rate", "2e-2 or so", "training.learning_rate: should be a valid number, got '2e-2 or so'"),
+        (
+            "training.per_device_train_batch_size",
+            1.5,
+            "training.per_device_train_batch_size: should be a valid integer, got 1.5",
+        ),
+        ("training.bf16", "auto", "training.bf16: should be a valid boolean, got 'auto'"),
+        ("training.packing", 1, "training.packing: should be a valid boolean, got 1"),
         ("training.output_dir", "x", "training.output_dir: unknown key"),
         ("generation.max_new_token", 8, "generation.max_new_token: unknown key, did you mean 'max_new_tokens'?"),
-        ("generation.max_new_tokens", "many", "generation.max_new_tokens: expected int, got str 'many'"),
-        ("generation.do_sample", "maybe", "generation.do_sample: expected bool"),
+        ("generation.max_new_tokens", "many", "generation.max_new_tokens: should be a valid integer, got 'many'"),
+        ("generation.do_sample", "maybe", "generation.do_sample: should be a valid boolean"),
         ("generation.mode", "guess", "generation.mode: 'guess' is not a choice"),
         ("genration", {}, "genration: unknown section, did you mean 'generation'?"),
         ("out", "", "out: required key is missing"),
@@ -150,6 +165,63 @@ def test_not_everything_with_an_e_is_a_number(tmp_path: Path, text: str) -> None
 )
 def test_overrides(tmp_path: Path, override: str, check: Any) -> None:
     assert check(config.load_config(write(tmp_path, GOOD), [override]))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["training.seed=-1"], "  - training.seed: should be greater than or equal to 0, got -1"),
+        (["generation.votes=3"], "  - generation.votes: 3 outputs would all be the same."),
+        (["tuning.method=ptuning"], "  - tuning.num_virtual_tokens: required key is missing"),
+        (["data.train=[3]"], "  - data.train[0]: should be a valid string, got 3"),
+        (["learning_rate=1e-4"], "  - learning_rate: unknown section, did you mean 'training.learning_rate'?"),
+    ],
+)
+def test_a_mistake_in_an_override_is_not_laid_to_the_file(tmp_path: Path, overrides: list[str], message: str) -> None:
+    path = write(tmp_path, GOOD)
+    with pytest.raises(ConfigError) as caught:
+        config.load_config(path, overrides)
+    head, text = str(caught.value).splitlines()
+    assert head == f"the overrides cannot be used with {path}:"
+    assert text.startswith(message)
+
+
+def test_mistakes_of_file_and_override_are_told_apart(tmp_path: Path) -> None:
+    path = write(tmp_path, {**changed("prompt.style", [1]), "genration": {}})
+    with pytest.raises(ConfigError) as caught:
+        config.load_config(path, ["training.seed=-1", "prompt.shots=2"])
+    lines = str(caught.value).splitlines()
+    assert lines[0] == f"{path} cannot be used:" and lines[3] == f"the overrides cannot be used with {path}:"
+    assert [line[:16] for line in lines[1:3]] == ["  - genration: u", "  - prompt.style"]
+    assert lines[4].startswith("  - training.seed: ") and len(lines) == 5
+
+
+def test_an_address_needs_four_lines(tmp_path: Path) -> None:
+    text = "data: {test: q.jsonl}\nmodel:\n  {family: endpoint, base_url: http://x/v1,\n   model_name_or_path: y}"
+    settings = config.load_config(write(tmp_path, text, "mine.yaml"))
+    assert (settings.model.base_url, settings.data.test) == ("http://x/v1", ("q.jsonl",))
+    assert (settings.prompt.style, settings.tuning.method, settings.out) == ("answer", None, "runs/mine")
+    assert config.load_config(write(tmp_path, config.dump_config(settings))) == settings
+    with pytest.raises(ConfigError, match=r"tuning\.method: required key is missing"):
+        config.parse_config({**settings.to_dict(), "tuning": {"r": 3}})
+
+
+def test_silence_is_the_default_of_the_library() -> None:
+    from peft import LoraConfig
+
+    tuned = config.load_config("head_bert", ["tuning.method=lora", "tuning.r=4"]).tuning.settings
+    library = LoraConfig()
+    assert tuned.r == 4 and (tuned.lora_alpha, tuned.lora_dropout) == (library.lora_alpha, library.lora_dropout)
+    assert lora.Settings().r == library.r and tuned.bias == library.bias
+    shown = config.show_config(config.parse_config(changed("training.seed", 1)))
+    assert "  # max_steps: -1\n" in shown and "# seed" not in shown and "# learning_rate" not in shown
+    assert "gradient_accumulation_steps" not in shown, "global_batch_size decides"
+    assert yaml.safe_load(shown) == config.parse_config(changed("training.seed", 1)).to_dict()
+
+
+def test_a_thousand_may_be_written_1e3(tmp_path: Path) -> None:
+    settings = config.load_config(write(tmp_path, GOOD), ["training.max_steps=1e3", "prompt.max_source_length=1e3"])
+    assert repr(settings.training.arguments["max_steps"]) == repr(settings.prompt.max_source_length) == "1000"
 
 
 def test_another_method_drops_the_old_keys(tmp_path: Path) -> None:
@@ -221,6 +293,7 @@ def test_extends_states_only_what_differs(tmp_path: Path) -> None:
     write(tmp_path, GOOD, "base.yaml")
     write(tmp_path, {"extends": "base.yaml", "training": {"learning_rate": 1e-5}}, "middle.yaml")
     leaf = config.load_config(write(tmp_path, {"extends": "middle.yaml", "out": "leaf"}, "leaf.yaml"))
+    assert config.load_config(tmp_path / "middle.yaml").out == "runs/middle", "not the run of what it extends"
     assert leaf.training.arguments == {"learning_rate": 1e-5, "num_train_epochs": 1}
     assert (leaf.out, leaf.tuning.settings.r) == ("leaf", 8)
 
@@ -246,27 +319,88 @@ def test_foreign_names_are_the_library_s() -> None:
     assert set(installed_versions.generation()) == {
         name for name in vars(GenerationConfig()) if not name.startswith("_")
     }
-    assert installed_versions.training()["learning_rate"] is float
-    assert installed_versions.generation()["max_new_tokens"] == int | None
+    assert {*schema.TrainingArguments.__annotations__} <= {*installed_versions.training()}
+    assert {*schema.GenerationOptions.__annotations__} <= {*installed_versions.generation()}
+
+
+@dataclass(frozen=True)
+class Plain:
+    """As a user's own method may state its settings: without pydantic's decorator."""
+
+    ratio: float = 0.0
+    sizes: tuple[int, ...] = ()
+    rank: Annotated[int, Field(ge=1)] = 1
+    more: Mapping[str, Any] = field(default_factory=dict)
+    name: tuple[str, ...] | str | None = None
 
 
 @pytest.mark.parametrize(
-    ("hint", "value", "result"),
+    ("values", "result"),
     [
-        (float, 3, 3.0),
-        (int, 3.0, 3),
-        (tuple[int, ...], 3, (3,)),
-        (tuple[str, ...], ["a"], ("a",)),
-        (int | None, None, None),
-        (tuple[str, ...] | str | None, "x", "x"),
-        (dict[str, Any], {"a": 1}, {"a": 1}),
-        (Any, object, object),
+        ({"ratio": 3, "sizes": [1, 2]}, Plain(3.0, (1, 2))),
+        ({"more": {"a": [1]}, "name": "x"}, Plain(more={"a": [1]}, name="x")),
+        ({"name": ["a"]}, Plain(name=("a",))),
+        ({"rank": 0}, "tuning.rank: should be greater than or equal to 1, got 0"),
+        ({"rank": "8"}, "tuning.rank: should be a valid integer, got '8'"),
+        ({"sizes": [1, "x"], "rank": True}, "tuning.sizes[1]: should be a valid integer, got 'x'"),
+        ({"name": 3}, "tuning.name: should be a valid array, got 3"),
+        ({"rnak": 3}, "tuning.rnak: unknown key, did you mean 'rank'?"),
     ],
 )
-def test_convert(hint: Any, value: Any, result: Any) -> None:
+def test_settings_without_pydantic_are_checked_too(values: dict[str, Any], result: Any) -> None:
     problems = Problems()
-    assert convert(hint, value, "k", problems) == result
-    assert not problems
+    built = build(Plain, values, "tuning", problems)
+    assert built == (None if isinstance(result, str) else result)
+    assert problems[:1] == ([result] if isinstance(result, str) else [])
+
+
+def test_what_transformers_names_has_its_types_and_defaults() -> None:
+    """The ranges in `schema.py` are of the type that the installed version has."""
+    from transformers import TrainingArguments
+
+    hints = typing.get_type_hints(TrainingArguments)
+    for name, narrowed in typing.get_type_hints(schema.TrainingArguments).items():
+        kinds = {float if hint is int and hints[name] is float else hint for hint in typing.get_args(narrowed)}
+        assert (kinds or {narrowed}) <= {hints[name], *typing.get_args(hints[name]), typing.Literal[-1]}, name
+    for name, default in installed_versions.training_defaults().items():
+        assert TrainingArguments.__dataclass_fields__[name].default == default
+
+
+def test_editors_see_what_the_reader_sees(capsys: pytest.CaptureFixture[str]) -> None:
+    """The shipped recipes fit the JSON Schema; mistakes that `train` refuses do not."""
+    with pytest.raises(SystemExit) as done:
+        __main__.main(["train", "--schema"])
+    assert not done.value.code
+    recipe = json.loads(capsys.readouterr().out)
+    jsonschema.Draft202012Validator.check_schema(recipe)
+    validator = jsonschema.Draft202012Validator(recipe)
+    recipes = [path for folder in config.recipe_folders() for path in folder.rglob("*.yaml")]
+    for path in recipes:
+        validator.validate(json.loads(json.dumps(documents.read_yaml(path))))
+    validator.validate(config.parse_config(GOOD).to_dict())
+    validator.validate(changed("tuning", {"method": "my_lab.norms", "final": True}))
+    wrong = [("tuning.r", "8"), ("tuning.rr", 8), ("tuning.num_virtual_tokens", 8), ("training.learning_rate", 0),
+             ("training.learning_rat", 1e-4), ("generation.mode", "guess"), ("prompt.shots", -1), ("genration", {}),
+             ("generation.max_new_tokens", "many"), ("data.train", 3)]  # fmt: skip
+    assert [key for key, value in wrong if validator.is_valid(changed(key, value))] == []
+    learning_rate = recipe["properties"]["training"]["properties"]["learning_rate"]
+    assert learning_rate["default"] == 5e-5 and "optimizer" in learning_rate["description"]
+
+
+def test_help_lists_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        __main__.main(["train", "--help"])
+    shown = capsys.readouterr().out
+    assert "  tuning.r  (integer, 1 to 65,536; 8)\n      Rank of the updates.\n" in shown
+    own = [(section, field.name) for section, cls in schema.SECTIONS.items() for field in dataclasses.fields(cls)]
+    hidden = {"method", "settings", "arguments"}
+    assert [name for section, name in own if f"  {section}.{name}  (" not in shown and name not in hidden] == []
+
+
+def test_every_setting_has_help() -> None:
+    methods = [variants.load("tuning", name).Settings for name in variants.names("tuning")]
+    for cls in [cls for name, cls in schema.SECTIONS.items() if name != "tuning"] + methods:
+        assert [key.name for key in describing.keys(cls) if not key.help] == [], cls
 
 
 def test_variants_are_files() -> None:
@@ -283,9 +417,9 @@ def test_variants_are_files() -> None:
         ("[1]", "f.jsonl:2: a JSON object is needed"),
         ('{"id": "q:2"}', "f.jsonl:2: not a Question: stem: required key is missing; options: required"),
         (json.dumps({**QUESTION, "id": "q:1"}), "f.jsonl:2: duplicate id 'q:1', first on line 1"),
-        (json.dumps({**QUESTION, "id": 2}), "f.jsonl:2: not a Question: id: expected str, got int 2"),
-        (json.dumps({**QUESTION, "id": "b", "answer": ["A"]}), "answer: expected str, got list"),
-        (json.dumps({**QUESTION, "id": "b", "options": ["x"]}), "options: expected mapping, got list"),
+        (json.dumps({**QUESTION, "id": 2}), "f.jsonl:2: not a Question: id: should be a valid string, got 2"),
+        (json.dumps({**QUESTION, "id": "b", "answer": ["A"]}), "answer: should be a valid string, got ['A']"),
+        (json.dumps({**QUESTION, "id": "b", "options": ["x"]}), "options: should be an object, got ['x']"),
         (json.dumps({**QUESTION, "id": "b", "answer": "C"}), "answer 'C' names C, options are AB"),
         (json.dumps({**QUESTION, "id": "b", "answer": "BA"}), "not made of sorted distinct letters"),
         (json.dumps({**QUESTION, "id": "b", "answer": ""}), "not made of sorted distinct letters"),

@@ -233,7 +233,7 @@ def test_no_key_of_another_address_is_sent(monkeypatch: pytest.MonkeyPatch) -> N
         (["model.base_url=http://h/v1#sk-Secret"], "or a fragment"),
         (["model.base_url=http://h\u200b/v1"], "model.base_url.*cannot be used"),
         (["generation.extra_body={messages: []}"], "generation.extra_body: messages is what is asked"),
-        (["generation.requests_per_minute=1e-300"], "requests_per_minute: 1e-300 is not possible"),
+        (["generation.requests_per_minute=1e-300"], "requests_per_minute: should be greater"),
         (["model.base_url=http://h:99999/v1"], "is no address"),
         (["model.api_key_env=sk-Very-Secret-123"], "must be the name of an environment variable"),
         (["model.api_key_env=NOT_SET_HERE"], "NOT_SET_HERE is not set"),
@@ -767,3 +767,14 @@ def test_requests_are_not_drawn_ahead_of_need() -> None:
         replies.close()  # type: ignore[attr-defined]
     assert len(drawn) <= 5 + 2 * 16 + 1
     assert json.dumps(drawn)
+
+
+def test_a_recipe_of_an_address_is_four_lines(tmp_path: Path) -> None:
+    """What it does not say is the library's own: no style, length or method has to be named."""
+    jsonl.write(tmp_path / "q.jsonl", questions(3))
+    with serving(lambda body, count: "答案: B") as server:
+        model = f"model:\n  family: endpoint\n  base_url: {server.url}\n  model_name_or_path: m\n"
+        (tmp_path / "mine.yaml").write_text(model, encoding="utf-8")
+        done = predict(tmp_path / "mine.yaml", tmp_path / "q.jsonl", tmp_path / "p.jsonl")
+    assert [prediction.answer for prediction in jsonl.read(done, Prediction)] == ["B"] * 3
+    assert json.loads(Path(f"{done}.meta.json").read_text(encoding="utf-8"))["config"]["prompt"]["style"] == "answer"

@@ -138,6 +138,13 @@ def test_light_programs_import_nothing_slow(program: str) -> None:
     assert done.stdout.split() == []
 
 
+@pytest.mark.parametrize("program", ["preprocess", "stats", "evaluate"])
+def test_programs_without_a_recipe_start_without_pydantic(program: str) -> None:
+    code = f"import sys, cmexam_tune.{program}; print('pydantic' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=PACKAGE.parent, check=True)
+    assert done.stdout.strip() == "False"
+
+
 def test_no_vendored_shortcuts() -> None:
     assert not (PACKAGE / "utils.py").exists()
     calls = [

@@ -143,7 +143,7 @@ def test_cmb_with_answers_and_cases(tmp_path):
     assert list(lines(tmp_path / "c/clin.cases.jsonl")[0]) == ["id", "title", "record", "turns"]
     for change, message in [
         ({"turns": [{"question": "q"}]}, r"clin.cases.jsonl:1: not a Case: turns\[0\].answer: required"),
-        ({"turns": ["q"]}, r"turns\[0\]: expected mapping"),
+        ({"turns": ["q"]}, r"turns\[0\]: should be an object"),
         ({"turns": []}, "case '0': id, record and turns must not be empty"),
     ]:
         array(tmp_path / "c/clin.cases.jsonl", {"id": "0", "title": "", "record": "r", **change})

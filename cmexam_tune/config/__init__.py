@@ -1,7 +1,8 @@
 """One experiment is one YAML file.
 
 In: a recipe by name or path, and `section.key=value` overrides. Out: a `Config` of frozen dataclasses. Start reading in
-`sections.py`, what an experiment can say; `reading.py` is how it is read, `external.py` which names are transformers'.
+`schema.py`, what an experiment can say; `loading.py` is how it is read, `installed_versions.py` which names are
+transformers'.
 """
 
 from cmexam_tune.config.loading import (
@@ -9,8 +10,10 @@ from cmexam_tune.config.loading import (
     find_recipe,
     load_config,
     parse_config,
+    read_prompt_file,
     read_yaml,
     recipe_folders,
+    show_config,
 )
 from cmexam_tune.config.overrides import ALIASES
 from cmexam_tune.config.schema import (
@@ -36,6 +39,8 @@ __all__ = [
     "find_recipe",
     "load_config",
     "parse_config",
+    "read_prompt_file",
     "read_yaml",
     "recipe_folders",
+    "show_config",
 ]

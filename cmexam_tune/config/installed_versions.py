@@ -1,57 +1,111 @@
-"""Names and types of the keys that belong to transformers, read from its source: importing it takes seconds."""
+"""Names under `training` and `generation` that are transformers' own, as its installed version has them.
+
+Types, defaults and help are read from its source, because importing it takes seconds; `schema.py` narrows some ranges.
+"""
 
 import ast
+import contextlib
 import functools
 import importlib.util
-import operator
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Union, get_type_hints
 
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from cmexam_tune.config.schema import GenerationOptions, TrainingArguments
 from cmexam_tune.core.errors import ConfigError
 
-_KINDS: dict[str, Any] = {
-    "int": int, "float": float, "bool": bool, "str": str, "None": None, "dict": Mapping, "list[str]": tuple[str, ...],
-    "list[int]": tuple[int, ...], "list[list[int]]": tuple[tuple[int, ...], ...],
-}  # fmt: skip
+# Numbers have bounds here too: where transformers has none, it fails on 1e30 long after the model was loaded.
+_INT, _FLOAT = (Annotated[kind, Field(ge=-(10**9), le=10**9)] for kind in (int, float))
+_TYPES: Mapping[str, Any] = {
+    "int": _INT,
+    "float": _FLOAT,
+    "bool": bool,
+    "str": str,
+    "None": None,
+    "dict": dict[str, Any],
+    "list[str]": list[str],
+    "list[int]": list[_INT],  # type: ignore[valid-type]
+    "list[list[int]]": list[list[_INT]],  # type: ignore[valid-type]
+}
+# `name (`int`, *optional*, defaults to 8):` and the indented lines below it.
+_DOCUMENTED = re.compile(r"^( +)(\w+):? ?\((`[^\n]*)\):\n((?:\1 [^\n]*\n|\n)+)", re.MULTILINE)
 
 
 @functools.cache
 def training() -> Mapping[str, Any]:
-    """Return the fields of `transformers.TrainingArguments` with their types (Any: no type of YAML)."""
-    found: dict[str, Any] = {}
-    for node in _body("training_args.py", "TrainingArguments"):
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            found[node.target.id] = _type(ast.unparse(node.annotation))
-    del found["output_dir"]
-    return found
+    """Return the fields of `transformers.TrainingArguments` with their annotations (Any: no type of YAML)."""
+    body = _body("training_args.py", "TrainingArguments")
+    narrowed, helps = get_type_hints(TrainingArguments, include_extras=True), _documented(body)
+    hints: dict[str, Any] = {}
+    for name, node in _declared(body).items():
+        hint = narrowed.get(name, _type(ast.unparse(node.annotation)))
+        hints[name] = Annotated[hint, Field(description=helps.get(name, ("", ""))[1])]
+    return hints
 
 
 @functools.cache
 def generation() -> Mapping[str, Any]:
-    """Return the options of `transformers.GenerationConfig` with their types, which only its docstring gives."""
+    """Return the options of `transformers.GenerationConfig` with their annotations, which only its docstring gives."""
     body = _body("generation/configuration_utils.py", "GenerationConfig")
+    narrowed, documented = get_type_hints(GenerationOptions, include_extras=True), _documented(body)
     init = next(node for node in body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
-    found: dict[str, Any] = {}
+    hints: dict[str, Any] = {}
     for name in re.findall(r"kwargs\.pop\('([a-z]\w*)'", ast.unparse(init)):
-        found[name] = Any
+        kind, text = documented.get(name, ("", ""))
+        hint = narrowed.get(name, Union[_type(kind.partition("*optional*")[0]), None])  # noqa: UP007
+        hints[name] = Annotated[hint, Field(description=text)]
+    return hints
+
+
+@functools.cache
+def arguments(section: str) -> type:
+    """Return the class by which names of transformers in a section are checked: `training` or `generation`."""
+    names = {"training": training, "generation": generation}[section]()
+    return TypedDict(section, names, total=False)  # type: ignore[operator, no-any-return]
+
+
+@functools.cache
+def training_defaults() -> Mapping[str, Any]:
+    """Return what holds for `TrainingArguments` that a recipe does not name, where that is a plain value."""
+    defaults = {}
+    for name, node in _declared(_body("training_args.py", "TrainingArguments")).items():
+        for keyword in node.value.keywords if isinstance(node.value, ast.Call) else ():
+            if keyword.arg == "default":
+                with contextlib.suppress(ValueError):  # a name, such as OptimizerNames.ADAMW_TORCH
+                    defaults[name] = ast.literal_eval(keyword.value)
+    return defaults
+
+
+def _declared(body: list[ast.stmt]) -> dict[str, ast.AnnAssign]:
+    fields = {
+        node.target.id: node for node in body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
+    del fields["output_dir"]  # ours is `out`
+    return fields
+
+
+def _documented(body: list[ast.stmt]) -> dict[str, tuple[str, str]]:
+    """Return what a class's docstring says about each name: its type, and the first sentences of its help."""
     docstring = body[0].value if isinstance(body[0], ast.Expr) else None
     text = str(docstring.value) if isinstance(docstring, ast.Constant) else ""
-    for name, kind in re.findall(r"^ +(\w+):? \((`[^)]*)\):", text, re.MULTILINE):
-        if name in found:
-            found[name] = _type(kind.partition("*optional*")[0]) | None
-    return found
+    entries = _DOCUMENTED.finditer(f"{text}\n")
+    return {entry[2]: (entry[3], " ".join(entry[4].split("\n\n")[0].split())) for entry in entries}
 
 
 def _type(text: str) -> Any:
     """Return what an annotation such as `dict[str, Any] | str | None` says, or a docstring's `int` or `list[int]`."""
     text = re.sub(r"dict\[[^]]*\]", "dict", text)
-    kinds = tuple(_KINDS[name] for name in re.findall(r"(?:list\[)*\w+\]*", text) if name in _KINDS)
-    return functools.reduce(operator.or_, kinds) if {*kinds} - {None} else Any
+    kinds = tuple(_TYPES[name] for name in re.findall(r"(?:list\[)*\w+\]*", text) if name in _TYPES)
+    return Union[kinds] if {*kinds} - {None} else Any  # noqa: UP007
 
 
+@functools.cache
 def _body(file: str, name: str) -> list[ast.stmt]:
+    """Return what stands in a class of transformers."""
     spec = importlib.util.find_spec("transformers")
     if spec is None or spec.origin is None:
         raise ConfigError("transformers is not installed: pip install transformers")

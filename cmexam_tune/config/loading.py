@@ -1,32 +1,29 @@
-"""One experiment is one YAML file: sections data, prompt, model, tuning, training, generation and the key out.
+"""Reads one experiment: YAML files that extend each other, then `section.key=value` overrides, then strict checks.
 
-Read strictly: every problem at once, with 'did you mean'; names of other tools are accepted as aliases with a note.
-Numbers live in the recipes.
+Every problem is told at once, with 'did you mean', and laid to the file or to the overrides, whichever it comes from.
 """
 
 import contextlib
 import dataclasses
 import difflib
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from cmexam_tune.config import installed_versions, ranges, words
+from cmexam_tune.config import installed_versions
 from cmexam_tune.config.overrides import parse_override, rename_aliases
 from cmexam_tune.config.schema import (
-    CLASSES,
     SECTIONS,
     Config,
-    GenerationConfig,
-    TrainingConfig,
+    TrainingArguments,
     TuningConfig,
 )
 from cmexam_tune.core import documents, variants
 from cmexam_tune.core.errors import ConfigError, UserError
-from cmexam_tune.core.strict import Problems, build, convert
+from cmexam_tune.core.strict import Problems, build
 
 _PUBLISH = "what is trained to be published. If you want that, add"
 COMMAND_ONLY = {
@@ -51,18 +48,21 @@ def recipe_folders() -> list[Path]:
 
 
 def find_recipe(name: str | Path) -> Path:
-    """Return the YAML file called `name`: a path, else in the checkout's recipes/, else among the shipped recipes.
+    """Return the YAML file called `name`: a path, else one in any folder of the checkout's or the wheel's recipes/.
 
     Raises:
         ConfigError: there is none; the message names the places and the nearest recipe.
     """
-    folders = recipe_folders()
-    for candidate in (str(name), *(str(folder / name) for folder in folders)):
-        for path in (Path(candidate), Path(f"{candidate}.yaml")):
-            with contextlib.suppress(OSError, ValueError):  # too long, or a NUL character
-                if path.is_file():
-                    return path
-    known = sorted({path.name for folder in folders for path in folder.glob("*.yaml")})
+    wanted = (str(name), f"{name}.yaml")
+    for path in map(Path, wanted):
+        with contextlib.suppress(OSError, ValueError):  # too long, or a NUL character
+            if path.is_file():
+                return path
+    recipes = [path for folder in recipe_folders() for path in sorted(folder.rglob("*.yaml"))]
+    for path in recipes:
+        if path.name in wanted:
+            return path
+    known = sorted({path.name for path in recipes})
     near = difflib.get_close_matches(str(name), known, n=5, cutoff=0.5)
     like = f", did you mean {near[0]!r}? Like it: {', '.join(near[1:])}" if near else ""
     raise ConfigError(
@@ -82,13 +82,28 @@ def load_config(name: str | Path, overrides: Sequence[str] = ()) -> Config:
     changes = [parse_override(override) for override in overrides]
     _check_trust(path, values, changes)
     for change in changes:
-        _own_words(change, path)
+        _read_prompt_file(change, path)
         merge(values, change)
-    return parse_config(values, str(path))
+    return parse_config({"out": f"runs/{path.stem}", **values}, str(path), changes)
 
 
-def _own_words(values: dict[str, Any], path: Path) -> None:
-    """Put the words of `prompt.file` into `prompt`, so that they are recorded with the run."""
+def read_prompt_file(path: Path) -> dict[str, str]:
+    """Return the texts of a prompt file: `ask`, `write` or both.
+
+    Raises:
+        UserError: the file cannot be read, or holds something else.
+    """
+    texts = documents.read_yaml(path, "prompt file")
+    if not isinstance(texts, dict) or not texts or {*texts} - {"ask", "write"}:
+        found = ", ".join(map(str, texts)) if isinstance(texts, dict) else type(texts).__name__
+        raise ConfigError(f"{path}: a prompt file holds the texts `ask` and `write`, found {found or 'nothing'}.")
+    if wrong := [name for name, text in texts.items() if not isinstance(text, str)]:
+        raise ConfigError(f"{path}: {wrong[0]}: a text is needed, found {type(texts[wrong[0]]).__name__}.")
+    return texts
+
+
+def _read_prompt_file(values: dict[str, Any], path: Path) -> None:
+    """Put the texts of `prompt.file` into `prompt`, so that they are recorded with the run."""
     prompt = values.get("prompt")
     if not isinstance(prompt, dict) or (name := prompt.pop("file", None)) is None:
         return
@@ -96,7 +111,7 @@ def _own_words(values: dict[str, Any], path: Path) -> None:
     file = beside if beside.is_file() else Path(str(name))
     if not file.is_file():
         raise ConfigError(f"{path}: prompt.file: {name}: no such file, neither beside the recipe nor in {Path.cwd()}.")
-    values["prompt"] = {**words.read_file(file), **prompt}
+    values["prompt"] = {**read_prompt_file(file), **prompt}
 
 
 def _check_trust(path: Path, values: Mapping[str, Any], changes: Sequence[Mapping[str, Any]]) -> None:
@@ -114,17 +129,18 @@ def _check_trust(path: Path, values: Mapping[str, Any], changes: Sequence[Mappin
 
 
 def read_yaml(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """Read a YAML file and everything it `extends`, nearest last."""
+    """Read a YAML file and everything it `extends`, nearest last; `out` is each file's own."""
     path = path.resolve()
     if path in seen:
         raise ConfigError(f"{path}: extends itself by way of {', '.join(str(p.name) for p in seen)}.")
     values = read_mapping(path)
-    _own_words(values, path)
+    _read_prompt_file(values, path)
     parent = values.pop("extends", None)
     if parent is None:
         return rename_aliases(values)
     beside = path.parent / str(parent)
     base = read_yaml(beside if beside.is_file() else find_recipe(str(parent)), (*seen, path))
+    base.pop("out", None)  # the run of another experiment
     return merge(base, rename_aliases(values))
 
 
@@ -152,61 +168,75 @@ def merge(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     return base
 
 
-def parse_config(values: Mapping[str, Any], source: str = "config") -> Config:
+def parse_config(
+    values: Mapping[str, Any], source: str = "config", overrides: Sequence[Mapping[str, Any]] = ()
+) -> Config:
     """Resolve a plain mapping into a `Config`.
+
+    Args:
+        values: sections and `out`, overrides included.
+        source: the file that they come from, for messages.
+        overrides: what `parse_override` returned: problems of these keys are not laid to `source`.
 
     Raises:
         ConfigError: every problem that was found, one a line.
     """
     problems = Problems()
-    values = {section: {}, **values} if (section := "generation") not in values else dict(values)
     for key in values:
         if key not in (*SECTIONS, "out"):
             problems.add(str(key), f"unknown section{_place(str(key))}")
-    for section in SECTIONS:
-        if not isinstance(values.get(section, {}), Mapping):
-            problems.add(section, f"expected a section with keys, got {values[section]!r}")
-    if not problems:
-        ready = dict(values)
-        ready["tuning"] = _tuning(values.get("tuning", {}), problems)
-        ready["training"] = _split(
-            TrainingConfig, values.get("training", {}), installed_versions.training(), "training", problems
-        )
-        ready["generation"] = _split(
-            GenerationConfig, values["generation"], installed_versions.generation(), "generation", problems
-        )
-        for section in ranges.RANGES:
-            ranges.check(section, values.get(section, {}), problems)
-        if isinstance(values.get("prompt"), Mapping) and isinstance(values["prompt"].get("style"), int):
-            ready["prompt"] = {**values["prompt"], "style": str(values["prompt"]["style"])}
-        typed = _assemble(ready, problems)
-        if typed is not None and not problems:
-            return typed
-    raise ConfigError(
-        "\n".join([f"{source} cannot be used:", *(f"  - {problem}" for problem in dict.fromkeys(problems))])
-    )
+    sections = {name: _section(name, values.get(name, {}), problems) for name in SECTIONS}
+    out = values.get("out")
+    if not isinstance(out, str) or not out:
+        problems.add("out", "required key is missing: the run folder, for example out=runs/my_run")
+    if problems:
+        changed = {
+            f"{section}.{name}" if name else section
+            for change in overrides
+            for section, value in change.items()
+            for name in (value if isinstance(value, Mapping) else ("",))
+        }
+        blamed = [problem for problem in problems if _is_of_override(problem.partition(": ")[0], changed)]
+        others = [problem for problem in problems if problem not in blamed]
+        parts = {f"{source} cannot be used:": others, f"the overrides cannot be used with {source}:": blamed}
+        lines = [line for head, part in parts.items() if part for line in (head, *(f"  - {text}" for text in part))]
+        raise ConfigError("\n".join(lines))
+    return Config(**sections, out=str(out))
+
+
+def _is_of_override(key: str, changed: Collection[str]) -> bool:
+    """Whether the problem at `key` comes from one of the changed keys; another method has other keys altogether."""
+    keys = {*changed, "tuning"} if "tuning.method" in changed else changed
+    return any(key == name or key.startswith((f"{name}.", f"{name}[")) or name.startswith(f"{key}.") for name in keys)
 
 
 def _place(name: str) -> str:
     """Return where a key without its section belongs, or the nearest section."""
-    keys = {f"{section}.{field.name}" for section in SECTIONS for field in dataclasses.fields(CLASSES[section])}
-    keys |= {f"training.{key}" for key in installed_versions.training()} | {
-        f"generation.{key}" for key in installed_versions.generation()
-    }
+    keys = {f"{section}.{field.name}" for section, cls in SECTIONS.items() for field in dataclasses.fields(cls)}
+    keys |= {f"training.{key}" for key in installed_versions.training()}
+    keys |= {f"generation.{key}" for key in installed_versions.generation()}
     exact = [f"{section}.{name}" for section in SECTIONS if f"{section}.{name}" in keys]
     return f", did you mean {exact[0]!r}?" if exact else variants.suggest(name, (*SECTIONS, "out", *keys))
 
 
-def _assemble(ready: Mapping[str, Any], problems: Problems) -> Config | None:
-    own = ("data", "prompt", "model")
-    built = {name: build(CLASSES[name], ready.get(name, {}), name, problems) for name in own}
-    out = ready.get("out")
-    if not isinstance(out, str) or not out:
-        problems.add("out", "required key is missing: the run folder, for example out=runs/my_run")
+def _section(name: str, values: Any, problems: Problems) -> Any:
+    """Return a section's dataclass, or None after adding its problems."""
+    if not isinstance(values, Mapping):
+        problems.add(name, f"expected a section with keys, got {values!r}")
         return None
-    if built["model"] is not None and built["model"].family:
-        _check_variant("families", built["model"].family, "model.family", problems)
-    return Config(**built, tuning=ready["tuning"], training=ready["training"], generation=ready["generation"], out=out)
+    # Whoever writes 1e3 means a thousand, which YAML makes a float; strict pydantic takes no float for an integer.
+    values = {
+        str(key): int(value) if isinstance(value, float) and value.is_integer() else value
+        for key, value in values.items()
+    }
+    if name == "tuning":
+        return _tuning(values, problems)
+    if name in ("training", "generation"):
+        values = _with_arguments(name, values, problems)
+    section = build(SECTIONS[name], values, name, problems)
+    if name == "model" and section is not None:
+        _check_variant("families", section.family, "model.family", problems)
+    return section
 
 
 def _check_variant(folder: variants.Folder, name: str, key: str, problems: Problems) -> bool:
@@ -218,6 +248,8 @@ def _check_variant(folder: variants.Folder, name: str, key: str, problems: Probl
 
 def _tuning(values: Mapping[str, Any], problems: Problems) -> TuningConfig | None:
     method = values.get("method")
+    if method is None and not values.keys() - {"method"}:
+        return TuningConfig()
     if not isinstance(method, str):
         problems.add("tuning.method", f"required key is missing; known: {', '.join(variants.names('tuning'))}")
         return None
@@ -227,20 +259,29 @@ def _tuning(values: Mapping[str, Any], problems: Problems) -> TuningConfig | Non
     return TuningConfig(method, build(variants.load("tuning", method).Settings, settings, "tuning", problems))
 
 
-def _split(cls: type, values: Mapping[str, Any], library: Mapping[str, Any], where: str, problems: Problems) -> Any:
-    """Build `cls` from its own keys and put the rest, checked against the `library`'s, into its `arguments`."""
-    own = {f.name for f in dataclasses.fields(cls)} - {"arguments"}
-    arguments = {key: value for key, value in values.items() if key not in own}
-    for key, value in arguments.items():
-        if key not in library:
-            problems.add(f"{where}.{key}", f"unknown key{variants.suggest(str(key), {*own, *library})}")
-        elif key.endswith("_strategy") and value is False:
-            arguments[key] = "no"  # what YAML makes of a bare `no`
-        else:
-            convert(library[key], value, f"{where}.{key}", problems)
-    return build(cls, {**{k: v for k, v in values.items() if k in own}, "arguments": arguments}, where, problems)
+def _with_arguments(section: str, values: Mapping[str, Any], problems: Problems) -> dict[str, Any]:
+    """Return a section's own keys, and those of transformers, which its source checks, under `arguments`."""
+    own = {field.name for field in dataclasses.fields(SECTIONS[section])} - {"arguments"}
+    foreign = {
+        key: "no" if value is False and key.endswith("_strategy") else value  # YAML reads a bare `no` as false
+        for key, value in values.items()
+        if key not in own
+    }
+    checked = build(installed_versions.arguments(section), foreign, section, problems, also=own)
+    arguments = foreign if checked is None else {key: checked[key] for key in foreign}
+    return {**{key: value for key, value in values.items() if key in own}, "arguments": arguments}
 
 
 def dump_config(config: Config) -> str:
     """Return the resolved config as YAML that `load_config` reads back to an equal Config."""
     return yaml.safe_dump(config.to_dict(), allow_unicode=True, sort_keys=False)
+
+
+def show_config(config: Config) -> str:
+    """Return the resolved config as YAML, and in comments what transformers does where the recipe is silent."""
+    defaults = installed_versions.training_defaults()
+    said = {*config.training.arguments, "gradient_accumulation_steps" if config.training.global_batch_size else ""}
+    silent = {key: defaults[key] for key in TrainingArguments.__annotations__ if key in defaults and key not in said}
+    comments = "".join(f"  # {line}\n" for line in yaml.safe_dump(silent, sort_keys=False).splitlines())
+    head, generation, tail = dump_config(config).partition("\ngeneration:\n")
+    return f"{head}\n  # transformers' own where nothing is said:\n{comments.rstrip()}{generation}{tail}"

@@ -5,7 +5,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
-from cmexam_tune.config.schema import CLASSES, SECTIONS, Config
+from cmexam_tune.config.schema import SECTIONS, Config
 from cmexam_tune.core import documents
 from cmexam_tune.core.errors import ConfigError, DataError
 
@@ -42,6 +42,8 @@ def parse_override(text: str) -> dict[str, Any]:
     key, equals, raw = text.partition("=")
     if not equals or not key:
         raise ConfigError(f"{text!r}: an override is section.key=value, for example training.learning_rate=2e-4.")
+    if not text.isprintable() and any("\ud800" <= character <= "\udfff" for character in text):
+        raise ConfigError(f"{text!a}: not UTF-8, which every setting is.")
     value = raw if _is_text(key, raw) else _parse_value(raw, key)
     nested: dict[str, Any] = {}
     *sections, last = key.split(".")
@@ -55,7 +57,7 @@ def parse_override(text: str) -> dict[str, Any]:
 def _is_text(key: str, raw: str) -> bool:
     """Whether a value is taken letter by letter: paths hold `#`, `: ` and brackets, which mean something in YAML."""
     section, _, name = ALIASES.get((key.partition(".")[0], key.partition(".")[2]), key).partition(".")
-    hint = str if key == "out" else typing.get_type_hints(CLASSES.get(section, Config)).get(name)
+    hint = str if key == "out" else typing.get_type_hints(SECTIONS.get(section, Config)).get(name)
     kinds = {hint} if typing.get_origin(hint) in (None, Mapping) else set(typing.get_args(hint))
     quoted = raw in ("", "null", "~") or raw[0] in "\"'" or (raw[0] == "[" and typing.get_origin(hint) is tuple)
     return str in kinds and not quoted

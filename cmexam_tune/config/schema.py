@@ -1,51 +1,81 @@
-"""The sections of a configuration as frozen dataclasses; `cmexam_tune.config` reads them from YAML.
+"""What a recipe can say: one frozen pydantic dataclass for each section.
 
-`training.arguments` holds `transformers.TrainingArguments` names, `tuning.settings` PEFT's and `generation.arguments`
-`transformers.GenerationConfig`'s, all unchanged; the fields here are what those libraries do not have.
+A field's type holds its range and the string below it is its help; from there come the checks, `train --help`,
+docs/configuration.md and the JSON Schema. `training.arguments` holds `transformers.TrainingArguments` names,
+`tuning.settings` PEFT's and `generation.arguments` `transformers.GenerationConfig`'s, all unchanged; the sections name
+what those libraries do not have.
 """
 
 import dataclasses
+import re
+import string
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from cmexam_tune.config import words
+from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic.dataclasses import dataclass
+from typing_extensions import TypedDict
 
-SECTIONS = ("data", "prompt", "model", "tuning", "training", "generation")
+from cmexam_tune.core.variants import suggest
+
+# Validators are built when they are first needed: most programs only pass these classes around.
+STRICT = ConfigDict(strict=True, extra="forbid", defer_build=True)
 
 
-@dataclass(frozen=True)
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list | tuple) else (value,)
+
+
+Count = Annotated[int, Field(ge=1, le=10**9)]
+Length = Annotated[int, Field(ge=1, le=10**6)]
+"""Tokens of a text, or rows of a batch."""
+Rank = Annotated[int, Field(ge=1, le=65_536)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+Interval = Annotated[float, Field(gt=0, le=10**9)]
+"""Steps; below 1: a share of all steps."""
+Strings = Annotated[tuple[str, ...], BeforeValidator(_as_tuple, json_schema_input_type=tuple[str, ...] | str)]
+"""A list of texts, or a single one."""
+
+
+@dataclass(frozen=True, config=STRICT)
 class DataConfig:
     """Question files, as `cmexam-tune preprocess` writes them."""
 
-    train: tuple[str, ...] = ()
+    train: Strings = ()
+    """Questions to train on."""
     mixture: tuple[float, ...] = ()
     """For each training file how often an epoch shows its questions, `[1, 0.5]`; default: each question once."""
     shuffle_options: bool = False
     """Train on options in another order, by `training.seed`; questions that this could break stay as they are."""
-    validation: tuple[str, ...] = ()
+    validation: Strings = ()
     """Questions for the loss and exam accuracy while training."""
-    test: tuple[str, ...] = ()
+    test: Strings = ()
     """Questions that `reproduce` and the shell recipes predict after training."""
-    max_train_samples: int | None = None
+    max_train_samples: Count | None = None
     """Use only the first so many training questions."""
-    max_eval_samples: int | None = None
+    max_eval_samples: Count | None = None
     """Use only the first so many validation questions."""
     cache_dir: str | None = None
     """Where encoded questions are cached; default: `cache/` in the run folder. Set to share between runs."""
-    num_workers: int | None = None
+    num_workers: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Processes that encode questions; default: one for each core."""
 
 
-@dataclass(frozen=True)
+PROMPT_FIELDS = ("question", "options", "option_str", "exam", "question_type")
+COMPLETION_FIELDS = ("letters", "text", "explanation")
+ORDER = re.compile(r"(rotate|shuffle):\d{1,9}")
+
+
+@dataclass(frozen=True, config=STRICT)
 class PromptConfig:
     """What the model reads and is to write."""
 
-    style: str
+    style: Annotated[str, BeforeValidator(lambda value: str(value) if type(value) is int else value)] = "answer"
     """A style of `cmexam_tune.prompts`: `answer` or `1`, `answer_explain` or `4`, `cmb_answer`, ..."""
-    max_source_length: int
+    max_source_length: Length = 1024
     """Tokens of the prompt without examples; a longer one loses the middle of its stem, never an option."""
-    max_target_length: int
+    max_target_length: Length = 512
     """Tokens of the completion; a longer one loses the end of its explanation, never the answer."""
     template: str = "auto"
     """Wrapper: `auto` (the model's chat template, else none), `none`, or a name of `prompts.TEMPLATES`."""
@@ -58,7 +88,7 @@ class PromptConfig:
     write: str | None = None
     """Own completion in place of the style's; fields {letters}, {text}, {explanation}. `prompt.file: FILE` names a YAML
     file with `ask` and `write`, which become part of the run."""
-    shots: int = 0
+    shots: Annotated[int, Field(ge=0, le=100)] = 0
     """At prediction: answered examples before each question, of the same exam class (CMB: three)."""
     shots_from: str | None = None
     """Questions file the examples are drawn from; default: `data.validation`. What is asked is never an example."""
@@ -70,14 +100,48 @@ class PromptConfig:
     def __post_init__(self) -> None:
         """Refuse own words that cannot be filled, and what is no order of options."""
         if self.ask is not None:
-            words.check_text(self.ask, "ask", words.ASK, ("question",))
+            _check_fields("ask", self.ask, PROMPT_FIELDS, needed=("question",))
         if self.write is not None:
-            words.check_text(self.write, "write", words.WRITE, words.WRITE)
+            _check_fields("write", self.write, COMPLETION_FIELDS, needed=COMPLETION_FIELDS)
         if self.option_order is not None:
-            words.check_order(self.option_order)
+            check_order(self.option_order)
 
 
-@dataclass(frozen=True)
+def _check_fields(key: str, text: str, known: tuple[str, ...], needed: tuple[str, ...]) -> None:
+    """Refuse a text with a field that does not exist, or without any of the fields it needs."""
+    braces = "A brace that is only a brace is written twice: {{ or }}"
+    try:
+        fields = [(name, form, conversion) for _, name, form, conversion in string.Formatter().parse(text)]
+    except ValueError as error:
+        raise ValueError(f"{key}: {error}. {braces}") from None
+    fields = [field for field in fields if field[0] is not None]
+    for name, form, conversion in fields:
+        if name not in known or form or conversion:
+            shown = f"{name}{'!' + conversion if conversion else ''}{':' + form if form else ''}"
+            near = suggest(str(name), known)
+            raise ValueError(f"{key}: {{{shown}}} is unknown{near}; known: {_braced(known)}. {braces}")
+    if not {name for name, _, _ in fields} & {*needed}:
+        raise ValueError(f"{key}: has no {_braced(needed)}, so it would say the same for every question")
+
+
+def _braced(names: tuple[str, ...]) -> str:
+    return " or ".join(f"{{{name}}}" for name in names)
+
+
+def check_order(order: str) -> None:
+    """Refuse what is no order of options.
+
+    Raises:
+        ValueError: neither `rotate:K` nor `shuffle:SEED`.
+    """
+    if not ORDER.fullmatch(order):
+        raise ValueError(
+            f"option_order: {order!r} is no order of options. Use rotate:1 (each option one letter further back) or "
+            "shuffle:7 (another order for every question, by that seed)"
+        )
+
+
+@dataclass(frozen=True, config=STRICT)
 class ModelConfig:
     """The base model."""
 
@@ -99,39 +163,41 @@ class ModelConfig:
     """bert only: score each option; softmax over answer strings; sigmoid for each letter."""
     load_in_4bit: bool = False
     """Frozen weights in 4 bits (NF4 with double quantisation, bitsandbytes): LoRA on 7B in 24 GB. Family llama."""
-    config: Mapping[str, Any] = field(default_factory=dict)
+    config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Changes to the model's own config.json, for example `{hidden_dropout_prob: 0.4}`."""
-    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    chat_template_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """For the model's chat template, for example `{enable_thinking: false}` (Qwen3)."""
     attn_implementation: str = "sdpa"
+    """Of transformers: `sdpa`, `eager`, or `flash_attention_2` where it is installed."""
     trust_remote_code: bool = False
     """Run Python code in the checkpoint, if you trust its author. Only the command line can set it."""
     revision: str | None = None
+    """Version on the model hub: a branch, tag or commit."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class TuningConfig:
     """The tuning method and its own settings."""
 
-    method: str
-    """lora, ptuning, head or full: a file in `cmexam_tune/models/adapters/`."""
-    settings: Any
+    method: str | None = None
+    """lora, ptuning, head or full: a file in `cmexam_tune/models/adapters/`. None: nothing is trained."""
+    settings: Any = None
     """The `Settings` dataclass of the method's file."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class TrainingConfig:
-    """How to train; `arguments` goes to `transformers.TrainingArguments` as it is."""
+    """How to train; every other name is one of `transformers.TrainingArguments` and goes there as it is."""
 
-    global_batch_size: int | None = None
+    global_batch_size: Length | None = None
     """Questions for each optimizer step, on any number of processes; sets the accumulation steps."""
     packing: bool = False
     """Several questions in one row, each seeing only itself; same loss, no padding."""
-    max_tokens_per_batch: int | None = None
+    max_tokens_per_batch: Count | None = None
     """Upper bound of token slots in a micro-batch, beside `per_device_train_batch_size`."""
-    early_stopping_patience: int | None = None
+    early_stopping_patience: Count | None = None
     """Evaluations without a better `metric_for_best_model` after which training ends."""
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def seed(self) -> int:
@@ -139,13 +205,39 @@ class TrainingConfig:
         return int(self.arguments.get("seed", 42))
 
 
-@dataclass(frozen=True)
+class TrainingArguments(TypedDict, total=False):
+    """Names of `transformers.TrainingArguments` with a range that is checked before anything is loaded."""
+
+    learning_rate: Annotated[float, Field(gt=0, le=100)]
+    weight_decay: Annotated[float, Field(ge=0, le=100)]
+    adam_beta1: Share
+    adam_beta2: Share
+    adam_epsilon: Annotated[float, Field(gt=0, le=1)]
+    max_grad_norm: Annotated[float, Field(ge=0, le=10**6)]
+    label_smoothing_factor: Share
+    neftune_noise_alpha: Annotated[float, Field(ge=0, le=1000)] | None
+    num_train_epochs: Annotated[float, Field(gt=0, le=10**6)]
+    max_steps: Count | Literal[-1]
+    warmup_steps: Annotated[float, Field(ge=0, le=10**9)]
+    logging_steps: Interval
+    eval_steps: Interval | None
+    save_steps: Interval
+    save_total_limit: Count | None
+    per_device_train_batch_size: Length
+    per_device_eval_batch_size: Length
+    gradient_accumulation_steps: Length
+    dataloader_num_workers: Annotated[int, Field(ge=0, le=1024)]
+    seed: Seed
+    data_seed: Seed | None
+
+
+@dataclass(frozen=True, config=STRICT)
 class GenerationConfig:
-    """How to answer; `arguments` goes to `transformers.GenerationConfig` as it is."""
+    """How to answer; every other name is one of `transformers.GenerationConfig` and goes there as it is."""
 
     mode: Literal["generate", "constrained", "likelihood"] = "generate"
     """Free text; only legal answers can be written; the most probable legal answer."""
-    batch_size: int = 16
+    batch_size: Rank = 16
     """Questions for each forward pass at prediction; changes speed, never an answer."""
     answer_sets: Literal["kind", "single", "multiple"] = "kind"
     """Legal answers: by what the exam prints (unknown kind: one letter), always one letter, always any subset."""
@@ -153,34 +245,57 @@ class GenerationConfig:
     """likelihood: mean instead of sum of token log-probabilities."""
     prior_normalization: bool = False
     """likelihood: subtract the log-probability of the same answer after a prompt without the question."""
-    thinking_tokens: int = 0
+    thinking_tokens: Annotated[int, Field(ge=0, le=131_072)] = 0
     """Tokens that a model may think (`<think>`) beside `max_new_tokens` for what follows."""
-    votes: int = 1
+    votes: Annotated[int, Field(ge=1, le=1000)] = 1
     """Outputs for each question, of which the majority is the answer; more than one needs `do_sample: true`."""
-    seed: int = 0
+    seed: Seed = 0
     """Of sampling: the same seed gives the same outputs, in any batch, after any interruption."""
-    concurrency: int = 16
+    concurrency: Annotated[int, Field(ge=1, le=10_000)] = 16
     """endpoint only: requests that are under way at once."""
-    requests_per_minute: float | None = None
+    requests_per_minute: Annotated[float, Field(ge=0.001, le=10**6)] | None = None
     """endpoint only: upper bound of requests sent, repeated ones included."""
-    timeout: float = 300.0
+    timeout: Annotated[float, Field(gt=0, le=10**6)] = 300.0
     """endpoint only: seconds that a whole reply may take, each time that it is requested."""
-    max_retries: int = 8
+    max_retries: Annotated[int, Field(ge=0, le=1000)] = 8
     """endpoint only: how often a request is repeated after 429, 5xx or a broken connection, with growing pauses."""
-    extra_body: Mapping[str, Any] = field(default_factory=dict)
+    extra_body: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """endpoint only: fields that are sent with every request as they are, for example `{reasoning_effort: low}`."""
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse several outputs that would all be the same."""
+        """Refuse what would have no effect: several outputs that are all the same, sampling without `do_sample`."""
         if self.votes > 1 and (self.mode != "generate" or not self.arguments.get("do_sample")):
             raise ValueError(
                 f"votes: {self.votes} outputs would all be the same. Add generation.mode=generate and "
                 "generation.do_sample=true (and for example generation.temperature=0.7)"
             )
+        for name in ("temperature", "top_p", "top_k"):
+            silent = self.mode == "generate" and not self.arguments.get("do_sample")
+            if silent and self.arguments.get(name) is not None:
+                raise ValueError(f"{name}: has no effect without sampling; add generation.do_sample=true")
 
 
-@dataclass(frozen=True)
+class GenerationOptions(TypedDict, total=False):
+    """Names of `transformers.GenerationConfig` with a range that is checked before anything is loaded."""
+
+    max_new_tokens: Annotated[int, Field(ge=1, le=131_072)] | None
+    max_length: Length | None
+    min_new_tokens: Annotated[int, Field(ge=0, le=131_072)] | None
+    num_beams: Annotated[int, Field(ge=1, le=256)] | None
+    num_return_sequences: Literal[1] | None
+    temperature: Annotated[float, Field(gt=0, le=100)] | None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None
+    top_k: Annotated[int, Field(ge=0, le=10**6)] | None
+    typical_p: Annotated[float, Field(gt=0, le=1)] | None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None
+    length_penalty: Annotated[float, Field(ge=-100, le=100)] | None
+    no_repeat_ngram_size: Annotated[int, Field(ge=0, le=10**4)] | None
+    encoder_no_repeat_ngram_size: Annotated[int, Field(ge=0, le=10**4)] | None
+
+
+@dataclass(frozen=True, config=STRICT)
 class Config:
     """A resolved experiment."""
 
@@ -191,19 +306,26 @@ class Config:
     training: TrainingConfig
     generation: GenerationConfig
     out: str
+    """The run folder."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plain mapping that `parse_config` reads back to an equal Config."""
         plain: dict[str, Any] = {name: dataclasses.asdict(getattr(self, name)) for name in SECTIONS}
         for section in ("training", "generation"):
             plain[section].update(plain[section].pop("arguments"))
-        plain["tuning"] = {"method": self.tuning.method, **dataclasses.asdict(self.tuning.settings)}
+        settings = {} if self.tuning.method is None else dataclasses.asdict(self.tuning.settings)
+        plain["tuning"] = {"method": self.tuning.method, **settings}
         return {**_lists(plain), "out": self.out}
 
 
-_ALL: Any = (DataConfig, PromptConfig, ModelConfig, TuningConfig, TrainingConfig, GenerationConfig)
-CLASSES: Mapping[str, type[Any]] = dict(zip(SECTIONS, _ALL, strict=True))
-"""The dataclass of each section."""
+SECTIONS: Mapping[str, type[Any]] = {
+    "data": DataConfig,
+    "prompt": PromptConfig,
+    "model": ModelConfig,
+    "tuning": TuningConfig,
+    "training": TrainingConfig,
+    "generation": GenerationConfig,
+}
 
 
 def _lists(value: Any) -> Any:

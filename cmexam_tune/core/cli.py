@@ -10,7 +10,10 @@ from typing import NoReturn
 from cmexam_tune.core import files
 from cmexam_tune.core.errors import TrainingStopped, UserError
 
-OVERRIDES_HELP = "change a value of the config: section.key=value, for example training.learning_rate=2e-4"
+OVERRIDES_HELP = (
+    "change a value of the config: section.key=value, for example training.learning_rate=2e-4; `cmexam-tune train "
+    "--help` lists them"
+)
 INTERRUPTED = 130
 # Control characters but tab and newline, marks that reorder text, and halves of surrogate pairs.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")

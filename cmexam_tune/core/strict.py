@@ -1,14 +1,20 @@
-"""Plain mappings (of YAML or JSON) into frozen dataclasses: every problem is collected, nothing is guessed."""
+"""Plain values (of YAML or JSON) into dataclasses: pydantic checks them strictly, and every problem is collected."""
 
-import dataclasses
 import functools
+import json
+import re
 import reprlib
-import types
 import typing
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
 
 from cmexam_tune.core.variants import suggest
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+    from pydantic_core import ErrorDetails
+
+_encode = json.JSONEncoder(ensure_ascii=False, check_circular=False, default=str).encode
 
 
 class Problems(list[str]):
@@ -25,95 +31,62 @@ class Problems(list[str]):
 
 
 @functools.cache
-def _annotations(cls: type) -> tuple[Mapping[str, Any], frozenset[str]]:
-    """Return a dataclass's types by field, and the fields that have no default."""
-    missing = dataclasses.MISSING
-    needed = (f.name for f in dataclasses.fields(cls) if f.default is missing and f.default_factory is missing)
-    return typing.get_type_hints(cls), frozenset(needed)
+def _adapter(cls: type) -> "TypeAdapter[Any]":
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(cls)
 
 
-def build(cls: type, values: Mapping[str, Any], where: str, problems: Problems) -> Any:
-    """Return `cls(**values)`, or None after adding every problem of `values` to `problems`.
+def build(cls: type, values: Mapping[str, Any], where: str, problems: Problems, also: Collection[str] = ()) -> Any:
+    """Return the dataclass (or TypedDict) `cls` of `values`, or None after adding their problems to `problems`.
 
-    Nested dataclasses, `X | None`, `Literal`, `tuple[X, ...]` (one value stands for itself) and mappings are read
-    by their annotations; a `ValueError` of `__post_init__` becomes a problem of `where`.
+    Args:
+        cls: a dataclass, pydantic's or the standard library's, or a TypedDict; its annotations may hold `Field(ge=1)`.
+        values: what YAML or JSON gave.
+        where: the key of `values` itself, which starts the problems' keys; may be empty.
+        problems: gets one line for each key that is wrong; a `ValueError` of `__post_init__` is a problem of `where`.
+        also: names that are suggested beside those of `cls` where a key is unknown.
     """
-    hints, needed = _annotations(cls)
-    before = len(problems)
-    ready: dict[str, Any] = {}
-    for name, value in values.items():
-        key = f"{where}.{name}" if where else str(name)
-        if name not in hints:
-            if not problems.more_keys:
-                problems.add(key, f"unknown key{suggest(str(name), hints)}")
-            continue
-        ready[name] = convert(hints[name], value, key, problems)
-    for name in hints:
-        if name in needed and name not in values:
-            problems.add(f"{where}.{name}" if where else name, "required key is missing")
-    if len(problems) > before:
-        return None
+    from pydantic import ValidationError
+
+    # Strict pydantic takes a list for a tuple and an object for a dataclass only where it reads JSON.
     try:
-        return cls(**ready)
-    except ValueError as error:
-        problems.add(where or cls.__name__, str(error))
+        return _adapter(cls).validate_json(
+            _encode(values), strict=True, extra="ignore" if problems.more_keys else "forbid"
+        )
+    except ValidationError as error:
+        names = {*typing.get_type_hints(cls), *also}
+        # Each choice of a union has its own error; the first says what is wanted.
+        firsts = {_key(where, detail["loc"]): detail for detail in reversed(error.errors(include_url=False))}
+        for key, detail in reversed(firsts.items()):
+            text = _text(detail, names)
+            if not detail["loc"] and (name := text.partition(": ")[0]) in names:
+                key, text = f"{where}.{name}" if where else name, text.removeprefix(f"{name}: ")
+            problems.add(key or cls.__name__, text)
         return None
 
 
-def convert(hint: Any, value: Any, key: str, problems: Problems) -> Any:
-    """Return `value` as `hint` wants it, or add a problem and return None."""
-    if hint is Any or type(value) is hint:
-        return value
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (types.UnionType, typing.Union):
-        return _convert_union(arguments, value, key, problems)
-    if origin is typing.Literal:
-        if value not in arguments:
-            near = suggest(str(value), [str(a) for a in arguments])
-            problems.add(key, f"{value!r} is not a choice{near}; known: {', '.join(map(str, arguments))}")
-        return value
-    if origin is tuple:
-        items = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
-        return tuple(convert(arguments[0], item, f"{key}[{i}]", problems) for i, item in enumerate(items))
-    if origin in (dict, Mapping) or hint in (dict, Mapping):
-        if not isinstance(value, Mapping):
-            return _require(False, None, "mapping", value, key, problems)
-        of = arguments[1] if arguments else Any
-        return {name: convert(of, item, f"{key}.{name}", problems) for name, item in value.items()}
-    if dataclasses.is_dataclass(hint):
-        if not isinstance(value, Mapping):
-            return _require(False, None, "mapping with keys", value, key, problems)
-        return build(typing.cast(type, hint), value, key, problems)
-    return _convert_scalar(hint, value, key, problems)
+def _key(where: str, path: tuple[int | str, ...]) -> str:
+    """Return where an error is, `data.train[0]`; pydantic's names for the choices of a union are left out."""
+    key = where
+    for part in path:
+        if isinstance(part, int):
+            key += f"[{part}]"
+        elif not re.search(r"[^\w.]|^(int|float|str|bool|dict)$", part) or part == path[0]:
+            key += f".{part}" if key else part
+    return key
 
 
-def _convert_union(choices: Sequence[Any], value: Any, key: str, problems: Problems) -> Any:
-    if type(value) in choices:
-        return value
-    attempts = []
-    for choice in choices:
-        if choice is type(None):
-            continue
-        found = Problems(problems.more_keys)
-        result = convert(choice, value, key, found)
-        if not found:
-            return result
-        attempts.append(found)
-    problems.extend(attempts[0])
-    return None
-
-
-def _convert_scalar(hint: Any, value: Any, key: str, problems: Problems) -> Any:
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if hint is int and isinstance(value, float) and value.is_integer():
-        return int(value)
-    fits = isinstance(value, hint) and not (hint in (int, float) and isinstance(value, bool))
-    return _require(fits, value, hint.__name__, value, key, problems)
-
-
-def _require(fits: bool, result: Any, wanted: str, value: Any, key: str, problems: Problems) -> Any:
-    if not fits:
-        problems.add(key, f"expected {wanted}, got {type(value).__name__} {reprlib.repr(value)}")
-        return None
-    return result
+def _text(error: "ErrorDetails", names: Collection[str]) -> str:
+    """Return what is wrong in our words."""
+    kind, value = error["type"], error["input"]
+    if kind == "missing":
+        return "required key is missing"
+    if kind in ("unexpected_keyword_argument", "extra_forbidden"):
+        return f"unknown key{suggest(str(error['loc'][-1]), names)}"
+    if kind == "literal_error":
+        choices = re.findall(r"'([^']*)'", error["ctx"]["expected"]) or [error["ctx"]["expected"]]
+        return f"{value!r} is not a choice{suggest(str(value), choices)}; known: {', '.join(choices)}"
+    if kind == "value_error":
+        return str(error["ctx"]["error"])
+    return f"{error['msg'].removeprefix('Input ')}, got {reprlib.repr(value)}"

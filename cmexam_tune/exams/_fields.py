@@ -1,5 +1,6 @@
 """A map of column names is an exam: which columns hold stem, options, answer, and how they are written."""
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -128,10 +129,13 @@ def _build(values: Any, where: str) -> Fields:
     problems = Problems()
     if not isinstance(values, Mapping):
         raise ConfigError(f"{where}: fields with column names are needed, found {type(values).__name__}.")
-    values = dict(values)
-    for name in ("facets", "kinds"):
-        if isinstance(part := values.get(name), Mapping) and name == "facets":
-            values[name] = {str(k): (v,) if isinstance(v, str) else tuple(map(str, v or ())) for k, v in part.items()}
+    # A column with one name is written without a list.
+    columns = {field.name for field in dataclasses.fields(Fields) if field.type == Names}
+    values = {name: [value] if name in columns and isinstance(value, str) else value for name, value in values.items()}
+    if isinstance(facets := values.get("facets"), Mapping):
+        values["facets"] = {
+            str(name): [names] if isinstance(names, str) else [*map(str, names or ())] for name, names in facets.items()
+        }
     fields = build(Fields, values, "", problems)
     if fields is None:
         raise ConfigError(f"{where}: {'; '.join(problems)}.")

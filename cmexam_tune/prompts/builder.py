@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from cmexam_tune.config import Config, PromptConfig
 from cmexam_tune.core.schema import Question, Turn
 from cmexam_tune.prompts import order
 from cmexam_tune.prompts.shots import Shots
 from cmexam_tune.prompts.styles import prompt, style_of
+
+if TYPE_CHECKING:  # evaluate and preprocess ask by no recipe: they start without pydantic
+    from cmexam_tune.config import Config, PromptConfig
 
 
 class Message(NamedTuple):
@@ -62,7 +64,7 @@ class Asked:
         return Dialogue(self.words(question or self.question), self.history, self.system, self.examples)
 
 
-def plainly(questions: Sequence[Question], config: Config) -> list[Asked]:
+def plainly(questions: Sequence[Question], config: "Config") -> list[Asked]:
     """Return the questions in the config's words, with nothing said before."""
     style = style_of(config.prompt)
     return [Asked(question, lambda shown: prompt(shown, style)) for question in questions]
@@ -71,7 +73,7 @@ def plainly(questions: Sequence[Question], config: Config) -> list[Asked]:
 class Asking:
     """How the questions of one file are put: style or own words, order of the options, examples."""
 
-    def __init__(self, config: PromptConfig, asked: Iterable[Question] = (), pool: Iterable[Question] = ()) -> None:
+    def __init__(self, config: "PromptConfig", asked: Iterable[Question] = (), pool: Iterable[Question] = ()) -> None:
         """Resolve a configuration.
 
         Args:

@@ -10,11 +10,15 @@ text is kept whole (released: its last word), and a question that a style cannot
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from cmexam_tune.config import PromptConfig, words
 from cmexam_tune.core.errors import ConfigError, DataError
 from cmexam_tune.core.schema import Example, Question
+from cmexam_tune.core.strict import Problems, build
 from cmexam_tune.core.variants import suggest
+
+if TYPE_CHECKING:  # evaluate and preprocess ask by no recipe: they start without pydantic
+    from cmexam_tune.config import PromptConfig
 
 TEXT_SEPARATOR = "；"
 """Between the option texts of an answer with several letters."""
@@ -120,7 +124,7 @@ def style_named(name: str | Style) -> Style:
     return STYLES[name]
 
 
-def style_of(prompt: PromptConfig) -> Style:
+def style_of(prompt: "PromptConfig") -> Style:
     """Return the style that a configuration asks for, with its own words where it brings any.
 
     Raises:
@@ -145,12 +149,12 @@ def style_given(name: str) -> tuple[str, Style]:
         raise ConfigError(
             f"{path}: `questions` is what the questions file is called. Give the prompt file another name."
         )
-    texts = words.read_file(path)
-    try:
-        own = style_of(PromptConfig("answer", 1, 1, ask=texts.get("ask"), write=texts.get("write")))
-    except ValueError as error:
-        raise ConfigError(f"{path}: {error}.") from None
-    return path.stem, dataclasses.replace(own, name=path.stem)
+    from cmexam_tune.config import PromptConfig, read_prompt_file
+
+    problems = Problems()
+    if (own := build(PromptConfig, read_prompt_file(path), "", problems)) is None:
+        raise ConfigError(f"{path}: {'; '.join(problems)}.")
+    return path.stem, dataclasses.replace(style_of(own), name=path.stem)
 
 
 def prompt(question: Question, style: str | Style) -> str:

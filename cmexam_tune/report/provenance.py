@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from cmexam_tune import __version__
-from cmexam_tune.config.words import check_order
 from cmexam_tune.core import documents, files
 from cmexam_tune.core.errors import DataError
 from cmexam_tune.evaluation import notes
@@ -48,13 +47,15 @@ def option_order(note: object) -> str | None:
     Raises:
         DataError: there is no such order.
     """
-    found = notes.prompt(note).get("option_order")
+    if (found := notes.prompt(note).get("option_order")) is None:
+        return None
+    from cmexam_tune.config.schema import check_order  # pydantic, for this rare setting only
+
     try:
-        if found is not None:
-            check_order(str(found))
+        check_order(str(found))
     except ValueError as error:
         raise DataError(f"the note beside the predictions: {error}.") from None
-    return None if found is None else str(found)
+    return str(found)
 
 
 def _origin(path: Path) -> dict[str, Any]:

@@ -20,7 +20,7 @@ class Method(Protocol):
 
     @property
     def Settings(self) -> type[Any]:
-        """Frozen dataclass of the method's keys under `tuning`; a bad value raises ValueError in `__post_init__`."""
+        """Frozen dataclass of the method's keys under `tuning`; ranges stand in the types."""
 
     @property
     def standalone(self) -> bool:

@@ -1,10 +1,12 @@
 """Full tuning: every weight of the model is trained and saved."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic.dataclasses import dataclass
+
+from cmexam_tune.config.schema import STRICT
 from cmexam_tune.core.errors import UserError, first_line
 from cmexam_tune.models.families import Family
 
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 standalone = True
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class Settings:
     """Full tuning has no settings of its own."""
 

@@ -1,8 +1,10 @@
 """A classification head on an encoder: both trained (the papers' BERT rows), or the head alone."""
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pydantic.dataclasses import dataclass
+
+from cmexam_tune.config.schema import STRICT
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.models.adapters import full
 from cmexam_tune.models.families import Family
@@ -15,7 +17,7 @@ save = full.save
 load = full.load
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class Settings:
     """Keys under `tuning`."""
 

@@ -2,10 +2,18 @@
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from cmexam_tune.config.schema import (
+    STRICT,
+    Rank,
+    Share,
+    Strings,
+)
 from cmexam_tune.core.errors import UserError, first_line
 from cmexam_tune.models.families import Family
 
@@ -16,27 +24,26 @@ if TYPE_CHECKING:
 standalone = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class Settings:
-    """The keys of `peft.LoraConfig` that recipes set, under PEFT's names."""
+    """The keys of `peft.LoraConfig` that recipes set, under PEFT's names and with its defaults."""
 
-    r: int
-    lora_alpha: int
-    lora_dropout: float
+    r: Rank = 8
+    """Rank of the updates."""
+    lora_alpha: Annotated[int, Field(ge=1)] = 8
+    """The updates are scaled by `lora_alpha / r`."""
+    lora_dropout: Share = 0.0
+    """Dropout in front of the updates."""
     target_modules: tuple[str, ...] | str | None = None
     """Layers to tune, by the end of their name; default: the family's. `all-linear` is PEFT's shortcut."""
     bias: Literal["none", "all", "lora_only"] = "none"
-    modules_to_save: tuple[str, ...] = ()
+    """Which biases are trained."""
+    modules_to_save: Strings = ()
     """Modules that are trained whole and saved with the adapter, for example `embed_tokens`."""
     use_rslora: bool = False
+    """Scale by `lora_alpha / sqrt(r)`."""
     use_dora: bool = False
-
-    def __post_init__(self) -> None:
-        """Refuse numbers that PEFT or training would only fail on later."""
-        if self.r < 1 or self.lora_alpha < 1:
-            raise ValueError(f"r and lora_alpha must be at least 1, got r={self.r}, lora_alpha={self.lora_alpha}")
-        if not 0 <= self.lora_dropout < 1:
-            raise ValueError(f"lora_dropout must be at least 0 and below 1, got {self.lora_dropout}")
+    """Train the length of each row apart from its direction (DoRA)."""
 
 
 def attach(model: "PreTrainedModel", family: Family, settings: Any) -> "PreTrainedModel":

@@ -6,10 +6,17 @@ The adapter folder is PEFT's prefix-tuning format (`adapter_config.json`, `adapt
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic.dataclasses import dataclass
+
+from cmexam_tune.config.schema import (
+    STRICT,
+    Length,
+    Rank,
+    Share,
+)
 from cmexam_tune.core import files
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.models.families import Family
@@ -23,29 +30,23 @@ standalone = False
 WEIGHTS, TRAINED = "adapter_model.safetensors", "trained.safetensors"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class Settings:
     """Keys under `tuning`, with PEFT's names."""
 
-    num_virtual_tokens: int
+    num_virtual_tokens: Rank
     """Length of the prefix; the ChatGLM recipes use 128."""
     prefix_projection: bool = False
     """Train the prefix through a two-layer network (steadier at high learning rates, more parameters)."""
-    encoder_hidden_size: int | None = None
+    encoder_hidden_size: Length | None = None
     """Width inside that network; default: the model's hidden size."""
-    prefix_dropout: float = 0.0
+    prefix_dropout: Share = 0.0
     """Dropout on the prefix while training; the ChatGLM authors use 0.1."""
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be."""
-        if self.num_virtual_tokens < 1:
-            raise ValueError(f"num_virtual_tokens is {self.num_virtual_tokens}, at least 1 is needed")
-        if self.encoder_hidden_size is not None and self.encoder_hidden_size < 1:
-            raise ValueError(f"encoder_hidden_size is {self.encoder_hidden_size}, at least 1 is needed")
+        """Refuse a width of a network that is not there."""
         if self.encoder_hidden_size is not None and not self.prefix_projection:
-            raise ValueError("encoder_hidden_size has no effect without prefix_projection: true")
-        if not 0.0 <= self.prefix_dropout < 1.0:
-            raise ValueError(f"prefix_dropout is {self.prefix_dropout}, from 0 to below 1 is possible")
+            raise ValueError("encoder_hidden_size: has no effect without prefix_projection: true")
 
 
 def attach(model: "PreTrainedModel", family: Family, settings: Settings) -> "PreTrainedModel":

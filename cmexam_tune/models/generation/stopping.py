@@ -16,7 +16,7 @@ from transformers import (
 
 from cmexam_tune import prompts
 from cmexam_tune.config import Config
-from cmexam_tune.config.ranges import RANGES
+from cmexam_tune.config.schema import GenerationOptions
 from cmexam_tune.core.errors import ConfigError, first_line
 from cmexam_tune.models.generation.allowed_answers import Node, walk
 from cmexam_tune.models.precision import check_numbers
@@ -63,7 +63,7 @@ def explained(config: Config) -> Iterator[None]:
     Raises:
         ConfigError: names them.
     """
-    unusual = config.generation.arguments.keys() - {*RANGES["generation"], "do_sample", "use_cache"}
+    unusual = config.generation.arguments.keys() - {*GenerationOptions.__annotations__, "do_sample", "use_cache"}
     try:
         yield
     except torch.OutOfMemoryError:

@@ -25,7 +25,7 @@ from typing import Any
 from cmexam_tune import __version__
 from cmexam_tune.config import Config, dump_config, load_config
 from cmexam_tune.core import documents, files, jsonl, variants
-from cmexam_tune.core.errors import UserError
+from cmexam_tune.core.errors import ConfigError, UserError
 from cmexam_tune.models.adapters import Method
 from cmexam_tune.models.families import Family, Loaded
 from cmexam_tune.training.run_directory.log import read_log
@@ -185,7 +185,7 @@ def card(config: Config, tokenizer_hash: str, labels: Mapping[Any, str] | None =
     """Return the card of what this config trains."""
     return Card(
         family=config.model.family,
-        method=config.tuning.method,
+        method=str(config.tuning.method),
         base=config.model.model_name_or_path,
         base_adapter=config.model.adapter_name_or_path,
         template=config.prompt.template,
@@ -200,6 +200,9 @@ def card(config: Config, tokenizer_hash: str, labels: Mapping[Any, str] | None =
 def parts(config: Config) -> tuple[Family, Method]:
     """Return the modules of the config's family and tuning method."""
     family: Any = variants.load("families", config.model.family)
+    if config.tuning.method is None:
+        known = ", ".join(variants.names("tuning"))
+        raise ConfigError(f"tuning.method: required key is missing for a training; known: {known}.")
     method: Any = variants.load("tuning", config.tuning.method)
     return family, method
 

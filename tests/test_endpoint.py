@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -25,7 +26,7 @@ from cmexam_tune.core import cli, jsonl, variants
 from cmexam_tune.core.errors import ConfigError, TrainingStopped, UserError
 from cmexam_tune.core.schema import Case, Prediction, Question, Turn
 from cmexam_tune.models.families.endpoint import Remote
-from cmexam_tune.models.families.endpoint.client import Client, Request
+from cmexam_tune.models.families.endpoint.client import Client
 from cmexam_tune.predict import main as predict_main
 from cmexam_tune.predict import predict
 from cmexam_tune.prompts import Asked, rounds
@@ -678,6 +679,31 @@ def test_kills_lose_and_double_nothing(kills: int, tmp_path: Path) -> None:
     assert f"{count} predictions" in done.stderr and "answered by served-model-0613" in done.stderr
 
 
+def test_an_interrupt_ends_at_once_and_keeps_what_came(tmp_path: Path) -> None:
+    jsonl.write(tmp_path / "q.jsonl", questions(60))
+    words = ["--config", "zeroshot_vllm", "--questions", "q.jsonl", "--out", "p.jsonl", "generation.concurrency=4"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
+    stuck = threading.Event()
+
+    def script(body: dict[str, Any], count: int) -> str:
+        if count >= 20:
+            stuck.wait(60)
+        return "B"
+
+    with serving(script) as server:
+        command = [sys.executable, "-m", "cmexam_tune.predict", *words, f"model.base_url={server.url}"]
+        process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
+        deadline = time.monotonic() + 60
+        while server.busy < 4 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        told = process.communicate(timeout=10)[1]
+        stuck.set()
+    assert process.returncode == 130 and "interrupted" in told and "Traceback" not in told
+    assert len(list(jsonl.read(tmp_path / "p.jsonl", Prediction))) == 20
+
+
 @pytest.mark.parametrize("program", ["judge", "annotate"])
 def test_a_killed_judge_or_annotator_asks_nothing_twice(program: str, tmp_path: Path) -> None:
     jsonl.write(tmp_path / "q.jsonl", questions(12))
@@ -757,7 +783,7 @@ def test_requests_are_not_drawn_ahead_of_need() -> None:
     def requests() -> Any:
         for number in range(1000):
             drawn.append(number)
-            yield Request(str(number), {"messages": [{"role": "user", "content": str(number)}]})
+            yield number, {"messages": [{"role": "user", "content": str(number)}]}
 
     with serving(lambda body, count: "B") as server:
         settings = config(server.url)

@@ -11,14 +11,14 @@ from cmexam_tune.config import Config, ModelConfig, PromptConfig
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.models.families import Loaded
-from cmexam_tune.models.families.endpoint.decoder import Remote, Written, body
+from cmexam_tune.models.families.endpoint.decoder import Remote, Written
 from cmexam_tune.models.features import Encoded
 from cmexam_tune.prompts import plainly
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Remote", "Written", "body"]
+__all__ = ["Remote", "Written"]
 
 task: Literal["generate"] = "generate"
 lora_targets: tuple[str, ...] = ()

@@ -17,16 +17,16 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from cmexam_tune.config import GenerationConfig, ModelConfig
 from cmexam_tune.core.errors import ConfigError, TrainingStopped, UserError
 from cmexam_tune.models.families.endpoint import replies
-from cmexam_tune.models.families.endpoint.replies import WHOLE, Secret
+from cmexam_tune.models.families.endpoint.replies import WHOLE, Reply, Secret
 
 INSTALL = "family endpoint needs the OpenAI client: pip install 'cmexam_tune[endpoint]'"
 FIRST_TRIES = 3
@@ -38,26 +38,8 @@ NO_KEY = "EMPTY"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 T = TypeVar("T")
-
-
-class Request(NamedTuple):
-    """One thing to ask: its key, and the fields of the body beside the model's name."""
-
-    key: str
-    body: Mapping[str, Any]
-
-
-class Reply(NamedTuple):
-    """What came back for a request."""
-
-    key: str
-    text: str
-    finish: Literal["stop", "length", "error"]
-    reason: str | None = None
-    """Why there is no text, where `finish` is `error`."""
-    logprobs: tuple[Mapping[str, float], ...] = ()
-    """For each token of the text, the log-probabilities of the most probable tokens, its own first."""
-    prompt_tokens: int = 0
+Body = Mapping[str, Any]
+"""What is sent, beside the model's name."""
 
 
 @dataclass
@@ -75,6 +57,19 @@ class Usage:
     fingerprints: set[str] = field(default_factory=set)
     """`system_fingerprint`: changes with the server's own configuration."""
     errors: Counter[str] = field(default_factory=Counter)
+
+    def count(self, reply: Reply) -> None:
+        """Add what came back for a request."""
+        self.requests += 1
+        self.prompt_tokens += reply.prompt_tokens
+        self.completion_tokens += reply.completion_tokens
+        self.finish[reply.finish] += 1
+        if reply.reason:
+            self.errors[reply.reason] += 1
+        if reply.model:
+            self.models.add(reply.model)
+        if reply.fingerprint:
+            self.fingerprints.add(reply.fingerprint)
 
     def plain(self) -> dict[str, Any]:
         """Return the counts as JSON holds them."""
@@ -109,7 +104,6 @@ class Client:
         self._generation = generation
         self._proven = False
         self._library = openai
-        self._at_once = asyncio.Semaphore(generation.concurrency)
         try:
             http = _http_client(generation, follow_redirects=model.follow_redirects)
             self._openai = openai.AsyncOpenAI(
@@ -124,10 +118,14 @@ class Client:
                 f"model.base_url: {self.address[:100]} cannot be used, or a proxy that the environment names "
                 f"({self._secret.line(str(error))})."
             ) from None
-        weakref.finalize(self, _in_background, self._openai.close).atexit = False
+        # An address where nobody has answered yet is not asked for minutes.
+        self._impatient = self._openai.with_options(max_retries=min(2, generation.max_retries))
+        weakref.finalize(self, lambda openai: _in_background(openai.close()), self._openai).atexit = False
 
-    def send(self, requests: Iterable[Request]) -> Iterator[Reply]:
-        """Yield the replies as they come. Until one has succeeded, requests are sent one at a time.
+    def send(self, requests: Iterable[tuple[T, Body]]) -> Iterator[tuple[T, Reply]]:
+        """Yield each request's item with its reply, as replies come; `concurrency` requests are under way.
+
+        Until one has succeeded, they are sent one at a time.
 
         Raises:
             UserError: wrong key, model or address, or the first requests all fail.
@@ -136,81 +134,68 @@ class Client:
         rest = iter(requests)
         yield from self._first(rest)
         failures = 0
-        for reply in self._parallel(rest):
+        for item, reply in self._parallel(rest):
             failures = failures + 1 if reply.finish == "error" else 0
-            yield reply
+            yield item, reply
             if failures >= 2 * self._generation.concurrency:
                 raise TrainingStopped(
                     f"{self.address}: the last {failures} requests failed, the last one with: {reply.reason} "
                     "What was answered is kept; start again to ask the rest."
                 )
 
-    def _first(self, rest: Iterator[Request]) -> list[Reply]:
-        replies: list[Reply] = []
+    def _first(self, rest: Iterator[tuple[T, Body]]) -> list[tuple[T, Reply]]:
+        """Return the replies up to the first good one: where there is none, the caller has written nothing yet."""
+        answered: list[tuple[T, Reply]] = []
         while not self._proven and (request := next(rest, None)) is not None:
-            reply = self.ask(request, retries=min(2, self._generation.max_retries))
-            replies.append(reply)
-            self._proven = reply.finish != "error"
-            if len(replies) == FIRST_TRIES and not self._proven:
+            item, body = request
+            answered.append((item, reply := self.ask(body)))
+            if len(answered) == FIRST_TRIES and not self._proven:
                 raise UserError(f"{self.address}: the first {FIRST_TRIES} requests failed: {reply.reason}")
-        return replies
+        return answered
 
-    def _parallel(self, requests: Iterator[Request]) -> Iterator[Reply]:
-        """Keep `concurrency` requests under way and as many waiting, so that none waits for the caller."""
+    def _parallel(self, requests: Iterator[tuple[T, Body]]) -> Iterator[tuple[T, Reply]]:
         done: queue.SimpleQueue[Future[Reply]] = queue.SimpleQueue()
-        under_way: set[Future[Reply]] = set()
+        under_way: dict[Future[Reply], T] = {}
 
         def start(count: int) -> None:
-            for request in itertools.islice(requests, count):
-                future = _in_background(self._ask, request)
-                under_way.add(future)
+            for item, body in itertools.islice(requests, count):
+                future = _in_background(self._ask(body))
+                under_way[future] = item
                 future.add_done_callback(done.put)
 
         try:
-            start(2 * self._generation.concurrency)
+            start(self._generation.concurrency)
             while under_way:
                 future = done.get()
-                under_way.remove(future)
-                start(1)
-                yield future.result()
+                item = under_way.pop(future)
+                start(1)  # before the caller works on the reply
+                self.usage.count(reply := future.result())
+                yield item, reply
         finally:
             for future in under_way:
                 future.cancel()
 
-    def ask(self, request: Request, retries: int | None = None) -> Reply:
+    def ask(self, body: Body) -> Reply:
         """Send one request and wait for its reply; one that fails for good has `finish` error.
 
         Raises:
             UserError: wrong key, model or address.
         """
-        return _in_background(self._ask, request, retries).result()
-
-    async def _ask(self, request: Request, retries: int | None = None) -> Reply:
-        client = self._openai if retries is None else self._openai.with_options(max_retries=retries)
-        chat = "messages" in request.body
-        create: Any = (client.chat.completions if chat else client.completions).with_raw_response.create
-        async with self._at_once:
-            try:
-                answer = await create(model=self.name, **request.body)
-                reply = self._read(request.key, answer.http_response.content, chat)
-            except (self._library.OpenAIError, replies.Unreadable) as error:
-                reply = Reply(request.key, "", "error", self._reason(error))
-        self.usage.requests += 1
-        self.usage.finish[reply.finish] += 1
-        if reply.reason:
-            self.usage.errors[reply.reason] += 1
+        self.usage.count(reply := _in_background(self._ask(body)).result())
         return reply
 
-    def _read(self, key: str, content: bytes, chat: bool) -> Reply:
-        completion = replies.completion(content, self._secret, chat)
-        self.usage.prompt_tokens += completion.prompt_tokens
-        self.usage.completion_tokens += completion.completion_tokens
-        self.usage.models |= {completion.model} if completion.model else set()
-        self.usage.fingerprints |= {completion.fingerprint} if completion.fingerprint else set()
-        if completion.finish == "content_filter":
-            return Reply(key, "", "error", "the server's content filter held the answer back.")
-        finish: Literal["stop", "length"] = "length" if completion.finish == "length" else "stop"
-        return Reply(key, completion.text, finish, None, completion.logprobs, completion.prompt_tokens)
+    async def _ask(self, body: Body) -> Reply:
+        client = self._openai if self._proven else self._impatient
+        chat = "messages" in body
+        create: Any = (client.chat.completions if chat else client.completions).with_raw_response.create
+        try:
+            # Raw: the library's own objects have whatever types the server sent.
+            answer = await create(model=self.name, **body)
+            reply = replies.read(answer.http_response.content, self._secret, chat)
+        except (self._library.OpenAIError, replies.Unreadable) as error:
+            return Reply("", "error", self._reason(error))
+        self._proven = self._proven or reply.finish != "error"
+        return reply
 
     def _reason(self, error: Exception) -> str:
         """Return why a request failed for good.
@@ -353,5 +338,5 @@ def _loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-def _in_background(function: Callable[..., Coroutine[Any, Any, T]], *arguments: Any) -> "Future[T]":
-    return asyncio.run_coroutine_threadsafe(function(*arguments), _loop())
+def _in_background(work: Coroutine[Any, Any, T]) -> Future[T]:
+    return asyncio.run_coroutine_threadsafe(work, _loop())

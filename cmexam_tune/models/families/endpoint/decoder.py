@@ -13,11 +13,12 @@ from cmexam_tune.core.errors import ConfigError, UserError
 from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.evaluation import answer_parsing
 from cmexam_tune.evaluation.answer_parsing import letter_sets
-from cmexam_tune.models.families.endpoint.client import Client, Reply, Request, Usage
-from cmexam_tune.prompts import Asked, Dialogue
+from cmexam_tune.models.families.endpoint.client import Body, Client
+from cmexam_tune.models.families.endpoint.replies import Reply
+from cmexam_tune.prompts import Asked
 
-FIELDS = {"max_new_tokens": "max_tokens", "temperature": "temperature", "top_p": "top_p", "stop_strings": "stop"}
-"""transformers' name of a setting -> OpenAI's."""
+SENT = ("do_sample", "max_new_tokens", "temperature", "top_p", "stop_strings")
+"""Settings that OpenAI's protocol has, under names of its own."""
 EXTRA = {
     "top_k": "top_k",
     "min_p": "min_p",
@@ -68,14 +69,10 @@ class Remote:
             UserError: an address, key or setting that cannot be used.
         """
         self.config = config
-        body(Dialogue("?"), config)
+        self._settings, self._extra = _settings(config)
+        self._template = None if config.prompt.template == "auto" else prompts.template(config.prompt.template)
         self.client = Client(config.model, config.generation)
-        self._chat = config.prompt.template == "auto"
-
-    @property
-    def usage(self) -> Usage:
-        """What was sent and received so far."""
-        return self.client.usage
+        self.usage = self.client.usage
 
     def write(self, asked: Sequence[Asked]) -> Iterator[Written]:
         """Let the model write; requests that fail for good have `finish` error and a reason.
@@ -84,7 +81,7 @@ class Remote:
             UserError: wrong key, model or address.
             TrainingStopped: the server fails again and again.
         """
-        for item, reply in self._send(asked, lambda item: {}):
+        for item, reply in self._send(asked, self._request):
             yield Written(item, reply.text, reply.finish, reply.reason)
 
     def answer(self, asked: Sequence[Asked]) -> Iterator[Prediction]:
@@ -115,12 +112,12 @@ class Remote:
             start = self._head(question)[1] if forced else "".join(self._head(question))
             return {start + letters: letters for letters in letter_sets(question, sets)}
 
-        def fields(item: Asked, dialect: str) -> Mapping[str, Any]:
-            allowed = {"extra_body": DIALECTS[dialect](list(choices(item.question)))}
-            return self._continued(item, allowed) if forced else allowed
+        def request(item: Asked, dialect: str) -> Body:
+            allowed = DIALECTS[dialect](list(choices(item.question)))
+            return self._request(item, extra=allowed, forced=forced)
 
-        dialect = self._dialect(asked[0], fields, choices(asked[0].question))
-        for item, reply in self._send(asked, lambda item: fields(item, dialect)):
+        dialect = self._dialect({name: request(asked[0], name) for name in DIALECTS}, choices(asked[0].question))
+        for item, reply in self._send(asked, lambda item: request(item, dialect)):
             letters = choices(item.question).get(reply.text)
             if reply.finish == "error":
                 yield _failed(item.question, reply.reason)
@@ -129,13 +126,11 @@ class Remote:
             else:
                 yield self._lettered(item.question, letters)
 
-    def _dialect(
-        self, first: Asked, fields: Callable[[Asked, str], Mapping[str, Any]], allowed: Mapping[str, str]
-    ) -> str:
+    def _dialect(self, tries: Mapping[str, Body], allowed: Mapping[str, str]) -> str:
         """Return the name of the first way of writing a list of allowed texts that the server keeps to."""
         failures = []
-        for name in DIALECTS:
-            reply = self.client.ask(self._request(first, "", fields(first, name)))
+        for name, request in tries.items():
+            reply = self.client.ask(request)
             if reply.text in allowed:
                 return name
             failures.append(f"{name}: {reply.reason or f'answered {reply.text[:20]!r}'}")
@@ -165,13 +160,10 @@ class Remote:
                 "several. Use generation.mode=constrained, or set generation.answer_sets=single."
             )
         forced = self._forces_words(asked[0], "first-letter")
-        tops: dict[str, Any] = {"logprobs": True, "top_logprobs": TOP} if self._chat else {"logprobs": TOP}
-
-        def fields(item: Asked) -> Mapping[str, Any]:
-            return self._continued(item, {**tops, "max_tokens": 1}) if forced else {**tops, "max_tokens": ROOM}
-
+        fields = {"logprobs": TOP} if self._template else {"logprobs": True, "top_logprobs": TOP}
+        fields["max_tokens"] = 1 if forced else ROOM
         offered = False
-        for item, reply in self._send(asked, fields):
+        for item, reply in self._send(asked, lambda item: self._request(item, fields, forced=forced)):
             offered = offered or bool(reply.logprobs)
             if reply.finish == "error" or (offered and not reply.logprobs):
                 yield _failed(item.question, reply.reason or "the server sent no log-probabilities.")
@@ -193,17 +185,6 @@ class Remote:
     def _lettered(self, question: Question, letters: str) -> Prediction:
         return Prediction(question.id, "".join(self._head(question)) + letters, letters)
 
-    def _continued(self, item: Asked, fields: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the fields with which the model goes on behind the answer's first words."""
-        words, _ = self._head(item.question)
-        sent = self._body(item)
-        if not self._chat:
-            return {**fields, "prompt": sent["prompt"] + words}
-        if not words:
-            return fields
-        messages = [*sent["messages"], {"role": "assistant", "content": words}]
-        return {**fields, "messages": messages, "extra_body": {**fields.get("extra_body", {}), **CONTINUED}}
-
     def _forces_words(self, first: Asked, otherwise: str) -> bool:
         """Return whether the server goes on behind words put into the model's mouth; if not, say so.
 
@@ -218,11 +199,11 @@ class Remote:
             UserError: the server fails.
         """
         words, _ = self._head(first.question)
-        if not (self._chat and words):
+        if self._template or not words:
             return True
-        fields = self._continued(first, {"max_tokens": 1})
-        continued = self.client.ask(self._request(first, "", fields))
-        answered = self.client.ask(self._request(first, "", {**fields, "extra_body": {}}))
+        request = self._request(first, {"max_tokens": 1}, forced=True)
+        plain = {key: value for key, value in request["extra_body"].items() if key not in CONTINUED}
+        continued, answered = self.client.ask(request), self.client.ask({**request, "extra_body": plain})
         refused = continued.reason is not None and continued.reason.startswith(REFUSED)
         if continued.finish == "error" and not refused:
             raise UserError(f"{self.client.address}: the first request failed: {continued.reason}")
@@ -238,29 +219,42 @@ class Remote:
         )
         return False
 
-    def _send(
-        self, asked: Sequence[Asked], more: Callable[[Asked], Mapping[str, Any]]
-    ) -> Iterator[tuple[Asked, Reply]]:
-        """Send every question with the fields that `more` adds to its body, and yield the replies as they come."""
-        requests = (self._request(item, str(number), more(item)) for number, item in enumerate(asked))
-        for reply in self.client.send(requests):
-            yield asked[int(reply.key)], reply
+    def _send(self, asked: Sequence[Asked], request: Callable[[Asked], Body]) -> Iterator[tuple[Asked, Reply]]:
+        return self.client.send((item, request(item)) for item in asked)
 
-    def _request(self, item: Asked, key: str, more: Mapping[str, Any]) -> Request:
-        """Return what is sent for a question; fields of `extra_body` are put together."""
-        fields = self._body(item)
-        if self.config.generation.arguments.get("do_sample"):
-            # As local models: each output has a seed of its own, so that votes differ and a run can be repeated.
-            fields["seed"] = zlib.crc32(f"{self.config.generation.seed}/{item.question.id}".encode())
-        extra = {**fields.get("extra_body", {}), **more.get("extra_body", {})}
-        return Request(key, {**fields, **more, **({"extra_body": extra} if extra else {})})
+    def _request(
+        self, item: Asked, fields: Body | None = None, *, extra: Body | None = None, forced: bool = False
+    ) -> dict[str, Any]:
+        """Return what is sent for a question: a chat, or one text in the wrapper that `prompt.template` names.
 
-    def _body(self, item: Asked) -> dict[str, Any]:
-        """Return a question as it is sent, see `body`."""
+        Args:
+            item: the question.
+            fields: of OpenAI's protocol, in place of the config's.
+            extra: fields beyond it.
+            forced: whether the model goes on behind the answer's first words.
+
+        Raises:
+            ConfigError: a wrapper without a place for what was said before.
+        """
         dialogue = item.dialogue()
         if dialogue.system is None:
             dialogue = dialogue._replace(system=self.config.prompt.system)
-        return body(dialogue, self.config)
+        words = self._head(item.question)[0] if forced else ""
+        request = {**self._settings, **(fields or {})}
+        beyond = {**self._extra, **(extra or {})}
+        if self._template is not None:
+            request["prompt"] = self._template.text(dialogue) + words
+            if stop := list(dict.fromkeys([*request.get("stop", ()), *self._template.stop])):
+                request["stop"] = stop
+        elif words:
+            request["messages"] = [*dialogue.messages(), {"role": "assistant", "content": words}]
+            beyond |= CONTINUED
+        else:
+            request["messages"] = dialogue.messages()
+        if self.config.generation.arguments.get("do_sample"):
+            # As local models: each output has a seed of its own, so that votes differ and a run can be repeated.
+            request["seed"] = zlib.crc32(f"{self.config.generation.seed}/{item.question.id}".encode())
+        return {**request, "extra_body": beyond}
 
 
 def read(written: Written) -> Prediction:
@@ -300,43 +294,29 @@ def _best(tokens: Sequence[Mapping[str, float]], question: Question) -> str | No
     return max(letters, key=letters.__getitem__, default=None)
 
 
-def body(dialogue: Dialogue, config: Config) -> dict[str, Any]:
-    """Return what is sent beside the model's name: a chat, or one text in the wrapper that `prompt.template` names.
+def _settings(config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what the config sends with every question: fields of OpenAI's protocol, and those beyond it.
 
     Raises:
-        ConfigError: a setting that no server knows, or a wrapper without a place for what was said before.
+        ConfigError: a setting that no server knows, or that would replace the question.
     """
-    fields = _settings(config)
-    if config.prompt.template == "auto":
-        return {"messages": dialogue.messages(), **fields}
-    template = prompts.template(config.prompt.template)
-    stop = list(dict.fromkeys([*fields.pop("stop", []), *template.stop]))
-    return {"prompt": template.text(dialogue), **fields, **({"stop": stop} if stop else {})}
-
-
-def _settings(config: Config) -> dict[str, Any]:
     wanted = {key: value for key, value in config.generation.arguments.items() if value is not None}
-    extra = dict(config.generation.extra_body)
-    unknown = [
-        key for key, value in wanted.items() if key not in (*FIELDS, *EXTRA, "do_sample") and DEFAULTS.get(key) != value
-    ]
-    if unknown:
-        raise ConfigError(
-            f"generation.{unknown[0]}: a server has no such setting. Leave it out; fields that yours has beyond "
-            "OpenAI's go into generation.extra_body."
-        )
+    for key, value in wanted.items():
+        if key not in (*SENT, *EXTRA) and DEFAULTS.get(key) != value:
+            raise ConfigError(
+                f"generation.{key}: a server has no such setting. Leave it out; fields that yours has beyond OpenAI's "
+                "go into generation.extra_body."
+            )
     for key in OWN:
-        if key in extra:
+        if key in config.generation.extra_body:
             raise ConfigError(f"generation.extra_body: {key} is what is asked, and cannot be replaced. Leave it out.")
-    samples = bool(wanted.pop("do_sample", False))
+    samples = wanted.get("do_sample", False)
     fields: dict[str, Any] = {"temperature": wanted.get("temperature", 1.0) if samples else 0.0}
     if samples and "top_p" in wanted:
         fields["top_p"] = wanted["top_p"]
-    if not {"max_tokens", "max_completion_tokens"} & set(extra):
+    if "max_completion_tokens" not in config.generation.extra_body:
         fields["max_tokens"] = wanted.get("max_new_tokens", config.prompt.max_target_length)
     if stop := wanted.get("stop_strings"):
         fields["stop"] = [stop] if isinstance(stop, str) else list(stop)
-    extra = {EXTRA[key]: wanted[key] for key in EXTRA if key in wanted} | extra
-    for key in [key for key in extra if key in fields]:
-        del fields[key]
-    return {**fields, **({"extra_body": extra} if extra else {})}
+    extra = {EXTRA[key]: wanted[key] for key in EXTRA if key in wanted} | dict(config.generation.extra_body)
+    return {key: value for key, value in fields.items() if key not in extra}, extra

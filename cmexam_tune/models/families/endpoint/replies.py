@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 LONGEST_NAME = 200
 """Characters that are kept of a server's name for its model."""
@@ -50,20 +50,24 @@ class Secret:
         return value
 
 
-class Completion(NamedTuple):
-    """A server's answer to one request."""
+class Reply(NamedTuple):
+    """What came back for a request."""
 
     text: str
-    finish: str | None
-    logprobs: tuple[Mapping[str, float], ...]
-    prompt_tokens: int
-    completion_tokens: int
-    model: str | None
-    fingerprint: str | None
+    finish: Literal["stop", "length", "error"]
+    reason: str | None = None
+    """Why there is no text, where `finish` is `error`."""
+    logprobs: tuple[Mapping[str, float], ...] = ()
+    """For each token of the text, the log-probabilities of the most probable tokens, its own first."""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    model: str | None = None
+    """The server's name for it."""
+    fingerprint: str | None = None
 
 
-def completion(content: bytes, secret: Secret, chat: bool) -> Completion:
-    """Return what a reply says.
+def read(content: bytes, secret: Secret, chat: bool) -> Reply:
+    """Return what the body of a reply says.
 
     Raises:
         Unreadable: it is no JSON, or no completion of the kind that was asked for.
@@ -77,18 +81,19 @@ def completion(content: bytes, secret: Secret, chat: bool) -> Completion:
     message = choice.get("message") if chat and isinstance(choice, dict) else choice
     if not isinstance(choice, dict) or not isinstance(message, dict):
         raise Unreadable("the server sent no completion; is this the address of an OpenAI API?")
-    usage = value.get("usage")
-    counts = usage if isinstance(usage, dict) else {}
-    return Completion(
-        # Once more: a text in parts may hold the key in parts.
-        secret.hide(_spoken(message) if chat else _text(choice.get("text"))),
-        _name(choice.get("finish_reason")),
-        _logprobs(choice.get("logprobs")),
-        _count(counts.get("prompt_tokens")),
-        _count(counts.get("completion_tokens")),
-        _name(value.get("model")),
-        _name(value.get("system_fingerprint")),
-    )
+    counts = usage if isinstance(usage := value.get("usage"), dict) else {}
+    origin = {
+        "prompt_tokens": _count(counts.get("prompt_tokens")),
+        "completion_tokens": _count(counts.get("completion_tokens")),
+        "model": _name(value.get("model")),
+        "fingerprint": _name(value.get("system_fingerprint")),
+    }
+    finish = choice.get("finish_reason")
+    if finish == "content_filter":
+        return Reply("", "error", "the server's content filter held the answer back.", **origin)
+    # Hidden once more: a text in parts may hold the key in parts.
+    text = secret.hide(_spoken(message) if chat else _text(choice.get("text")))
+    return Reply(text, "length" if finish == "length" else "stop", logprobs=_logprobs(choice.get("logprobs")), **origin)
 
 
 def complaint(content: bytes, secret: Secret) -> str:

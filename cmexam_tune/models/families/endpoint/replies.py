@@ -82,18 +82,22 @@ def read(content: bytes, secret: Secret, chat: bool) -> Reply:
     if not isinstance(choice, dict) or not isinstance(message, dict):
         raise Unreadable("the server sent no completion; is this the address of an OpenAI API?")
     counts = usage if isinstance(usage := value.get("usage"), dict) else {}
-    origin = {
-        "prompt_tokens": _count(counts.get("prompt_tokens")),
-        "completion_tokens": _count(counts.get("completion_tokens")),
-        "model": _name(value.get("model")),
-        "fingerprint": _name(value.get("system_fingerprint")),
-    }
+    held = Reply(
+        "",
+        "error",
+        "the server's content filter held the answer back.",
+        prompt_tokens=_count(counts.get("prompt_tokens")),
+        completion_tokens=_count(counts.get("completion_tokens")),
+        model=_name(value.get("model")),
+        fingerprint=_name(value.get("system_fingerprint")),
+    )
     finish = choice.get("finish_reason")
     if finish == "content_filter":
-        return Reply("", "error", "the server's content filter held the answer back.", **origin)
+        return held
     # Hidden once more: a text in parts may hold the key in parts.
     text = secret.hide(_spoken(message) if chat else _text(choice.get("text")))
-    return Reply(text, "length" if finish == "length" else "stop", logprobs=_logprobs(choice.get("logprobs")), **origin)
+    ended: Literal["stop", "length"] = "length" if finish == "length" else "stop"
+    return held._replace(text=text, finish=ended, reason=None, logprobs=_logprobs(choice.get("logprobs")))
 
 
 def complaint(content: bytes, secret: Secret) -> str:

@@ -25,7 +25,8 @@ EPILOG = f"""writes to DIR, and changes nothing else:
 found by MinHash over character 5-grams of stem and sorted options (128 permutations), then compared exactly: a
 Jaccard similarity from 0.7 on is a duplicate, 0.5 to 0.7 is for a person to judge (listed as `similar`, not
 dropped). Matching questions share all options and differ in a word of the stem: where their answers differ too,
-they are listed as `sibling`.
+they are listed as `sibling`. A question with 16 similar ones or more is listed with the most similar and with one
+that it repeats, not with all.
 
 reasons for --drop: {", ".join(REASONS)}
 `exact`, `near`, `stem` and `case` drop questions that are in an --against file; `duplicate` drops repetitions within

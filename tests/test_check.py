@@ -2,6 +2,7 @@
 
 import json
 import random
+import time
 from pathlib import Path
 
 import pytest
@@ -337,3 +338,55 @@ def test_training_says_when_it_sees_what_is_held_out(tmp_path):
     text = contamination.warning([str(train)], [str(test), str(clean)])
     assert f"1 of {test}" in text and f"check --questions {train} --against {test} --out" in text
     assert contamination.warning([str(train)], [str(clean)]) is None
+
+
+def templated(name, count, seed, answers="B"):
+    """Return questions that differ in six characters, as exams made from a template do."""
+    rng = random.Random(seed)
+    questions = []
+    for number in range(count):
+        symptom = "".join(chr(0x4E00 + rng.randrange(2500)) for _ in range(6))
+        stem = (
+            f"患者，男，45岁。因{symptom}三天入院，查体未见明显异常，既往体健。根据上述资料，最可能的诊断是哪一种疾病"
+        )
+        explanation = f"解析：{stem}，故选B。"
+        questions.append(q(f"{name}{number}", stem, answer=rng.choice(answers), explanation=explanation))
+    return questions
+
+
+@pytest.mark.parametrize("answers", ["B", "ABCDE"])
+def test_many_that_are_alike_are_groups_and_not_all_pairs(answers, tmp_path):
+    train, tests = templated("q", 600, 1, answers), templated("t", 60, 2, answers)
+    path, held = write(tmp_path, "train", train), write(tmp_path, "test", tests)
+    alone = check.check([path])
+    # Of every answer the first stays: with another answer it is a sibling.
+    assert 600 - len(alone.dropped["train"]) == len(answers)
+    assert len(alone.overlaps) < 4 * 600 and all(one.jaccard >= 0.5 for one in alone.overlaps)
+    both = check.check([path], [held])
+    assert {one.other_id for one in both.overlaps if one.against} == {one.id for one in tests}
+    assert len(both.dropped["train"]) == 600 and len(both.overlaps) < 4 * 660
+
+
+def test_a_near_pair_is_found_among_thousands_that_are_somewhat_alike():
+    rng = random.Random(3)
+
+    def text():
+        return (
+            "".join(chr(0x4E00 + rng.randrange(2500)) for _ in range(30))
+            + "根据上述资料，最可能的诊断是哪一种疾病，其首选的治疗方法"
+        )
+
+    texts = [text() for _ in range(3000)]
+    assert 0.25 < normalise.jaccard(texts[0], texts[1]) < 0.5
+    texts += [one[:3] + "变" + one[4:] for one in texts[:100]]
+    found = minhash.signatures(texts)
+    pairs = {(a, b) for a, b in minhash.candidates(found, found[:, 0] >= 0, 0.5).tolist()}
+    assert pairs >= {(number, 3000 + number) for number in range(100)}
+    assert len(pairs) <= minhash.NEIGHBOURS * len(texts)
+
+
+@pytest.mark.parametrize("text", ["ABCDE" * 4000, "A" + " " * 20000 + "。", "故选" + "A、" * 20000 + "z"])
+def test_a_long_explanation_takes_no_quadratic_time(text):
+    start = time.process_time()
+    question_checks.contradicted(q("x", explanation=text))
+    assert time.process_time() - start < 5

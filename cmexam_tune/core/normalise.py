@@ -2,7 +2,7 @@
 
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 from cmexam_tune.core.schema import Question
 
@@ -41,7 +41,11 @@ def shingles(text: str) -> set[str]:
 
 def jaccard(a: str, b: str) -> float:
     """Return the Jaccard similarity of the 5-grams of two plain texts, 0 to 1."""
-    one, other = shingles(a), shingles(b)
+    return share_in_common(shingles(a), shingles(b))
+
+
+def share_in_common(one: Set[str], other: Set[str]) -> float:
+    """Return the Jaccard similarity of two sets, 0 to 1."""
     common = len(one & other)
     return common / (len(one) + len(other) - common)
 

@@ -9,13 +9,14 @@ from statistics import NormalDist
 from cmexam_tune.core.normalise import plain
 from cmexam_tune.core.schema import GROUP, Question
 
-_LETTERS = r"([A-J](?:\s*[、,，和及/]?\s*[A-J])*)(?![A-Za-z0-9])"
+# No two parts that can match the same characters stand side by side, or long runs of them would take quadratic time.
+_LETTERS = r"([A-J](?:\s*(?:[、,，和及/]\s*)?[A-J])*)(?![A-Za-z0-9])"
 _CHOSEN = re.compile(
     rf"(?:故|因此|所以|综上|答案)[^。；;A-Za-z()不]{{0,8}}(?:选择?|答案应?[为是选]?)项?:?\s*{_LETTERS}"
     rf"|(?:正确|标准)答案(?:应?[为是选]|:)\s*{_LETTERS}"
-    r"|([A-J]+)\s*[对错]?\s*[,.。]?\s*[为是]?本题的?正"
+    r"|(?<![A-J])([A-J]+)\s*(?:[对错]\s*)?(?:[,.。]\s*)?[为是]?本题的?正"
 )
-_MARK = re.compile(r"([A-J]+)\s*(对|错)")
+_MARK = re.compile(r"(?<![A-J])([A-J]+)\s*(对|错)")
 _NEGATIVE = re.compile(r"不|非|无|未|错|除外|除了|禁|没有|少|例外|谬|误|有误|除.{0,12}外")
 _UPWARD = re.compile(
     r"(?:^|[，,。；;]|属于|为|是|对)(?:以上|上述|上题)|^(?:根据|关于|对于?|针对)?(?:该|此|本)(?:例|病例|患者|病人|患儿|孕妇|产妇|男|女)"

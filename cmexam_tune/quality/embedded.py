@@ -12,13 +12,16 @@ class Embedded:
     """The stems seen so far by their first characters."""
 
     def __init__(self) -> None:
-        self._by_start: dict[str, list[tuple[int, str]]] = {}
+        self._place_of: dict[str, int] = {}
+        self._lengths: dict[str, set[int]] = {}
+        """First characters -> lengths of the stems that start with them: thousands can, of a few lengths."""
 
     def add_stem(self, place: int, question: Question) -> None:
         """Remember the stem of the question at `place`."""
         stem = plain(question.stem)
         if len(stem) >= SHORTEST:
-            self._by_start.setdefault(stem[:WINDOW], []).append((place, stem))
+            self._place_of.setdefault(stem, place)
+            self._lengths.setdefault(stem[:WINDOW], set()).add(len(stem))
 
     def inside(self, question: Question) -> int | None:
         """Return the place of a question whose whole stem stands in this one's explanation, and not in its stem."""
@@ -26,7 +29,8 @@ class Embedded:
             return None
         text, own = plain(question.explanation), plain(question.stem)
         for start in range(len(text) - SHORTEST + 1):
-            for place, stem in self._by_start.get(text[start : start + WINDOW], ()):
-                if text.startswith(stem, start) and stem not in own and own not in stem:
-                    return place
+            lengths = self._lengths.get(text[start : start + WINDOW], ())
+            stems = {text[start : start + length] for length in lengths} & self._place_of.keys()
+            if places := [self._place_of[stem] for stem in stems if stem not in own and own not in stem]:
+                return min(places)
         return None

@@ -4,7 +4,7 @@ Written with numpy, because datasketch hashes one text at a time: CMB-train agai
 with 30 million 5-grams, each under 128 permutations.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +17,14 @@ ROWS = 4
 """Values in a band: with 32 bands of 4 a pair of Jaccard 0.7 is met with probability 0.9998, of 0.5 with 0.87."""
 SLACK = 0.12
 """Candidates are kept from this far below the threshold on, by their estimate (standard deviation at most 0.044)."""
+NEIGHBOURS = 16
+"""So many candidates a text has at least, if there are as many; only where texts are made from a template are more."""
 _BLOCK = 1 << 17
-_LONGEST_RUN = 1000
+_COMPARED = 8
+"""Comparisons for each text and band on average; most texts have none, so this is for buckets of thousands."""
+_FEWEST_COMPARED = 1 << 17
+_MOST_WAITING = 32
+"""Candidates for each text that wait until the nearest are chosen."""
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 
 Signatures = NDArray[np.uint32]
@@ -68,38 +74,97 @@ def _shingle_hashes(texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[n
 def candidates(found: Signatures, wanted: NDArray[np.bool_], threshold: float) -> NDArray[np.int64]:
     """Return pairs of row numbers, shape (pairs, 2), whose estimated similarity comes near the threshold.
 
+    Time and pairs are linear in the texts, whatever they are: of a text with more than `NEIGHBOURS` of them the nearest
+    stay (and those of which it is among the nearest), and where thousands fall into one bucket, each is compared with
+    those that share most bands with it.
+
     Args:
         found: signatures.
         wanted: per text; pairs of which neither is wanted are left out.
         threshold: Jaccard similarity from 0 to 1.
     """
-    pairs = [np.empty(0, dtype=np.int64)]
     count = len(found)
-    for band in range(0, PERMUTATIONS, ROWS):
-        keys = np.zeros(count, dtype=np.uint64)
-        for row in range(band, band + ROWS):
-            keys = (keys ^ found[:, row].astype(np.uint64)) * _MIX
-            keys ^= keys >> np.uint64(31)
-        order = np.argsort(keys, kind="stable")
-        keys = keys[order]
-        active = np.arange(count)
-        for shift in range(1, min(_LONGEST_RUN, count)):
-            active = active[active + shift < count]
-            active = active[keys[active] == keys[active + shift]]
-            if not len(active):
-                break
-            a, b = order[active], order[active + shift]
+    keys = [_band_keys(found, band) for band in range(0, PERMUTATIONS, ROWS)]
+    near = _Nearest(count)
+    for number in range(len(keys)):
+        for a, b in _neighbours([keys[number], *(keys[number - back] for back in (1, 2))]):
             kept = wanted[a] | wanted[b]
             low, high = np.minimum(a, b)[kept], np.maximum(a, b)[kept]
-            near = _estimate(found, low, high) >= threshold - SLACK
-            pairs.append(low[near] * count + high[near])
-    packed = np.unique(np.concatenate(pairs))
+            equal = _equal_values(found, low, high)
+            enough = equal >= (threshold - SLACK) * PERMUTATIONS
+            near.add(low[enough] * count + high[enough], equal[enough])
+    packed = near.pairs()
     return np.stack([packed // max(count, 1), packed % max(count, 1)], axis=1)
 
 
-def _estimate(found: Signatures, a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray[np.float64]:
+def _band_keys(found: Signatures, band: int) -> NDArray[np.uint64]:
+    keys = np.zeros(len(found), dtype=np.uint64)
+    for row in range(band, band + ROWS):
+        keys = (keys ^ found[:, row].astype(np.uint64)) * _MIX
+        keys ^= keys >> np.uint64(31)
+    return keys
+
+
+def _neighbours(keys: Sequence[NDArray[np.uint64]]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Yield pairs of texts with an equal first key, the farther apart in their order the later, until it is too many.
+
+    Full buckets are sorted by the other keys, as in an LSH forest (Bawa et al. 2005): what is alike stands together.
+    """
+    first, count = keys[0], len(keys[0])
+    _, sizes = np.unique(first, return_counts=True)
+    limit = max(_FEWEST_COMPARED, _COMPARED * count)
+    full = int((sizes * (sizes - 1) // 2).sum()) > limit
+    order = np.lexsort(keys[::-1]) if full else np.argsort(first, kind="stable")
+    first = first[order]
+    active = np.arange(count)
+    compared = 0
+    for shift in range(1, count):
+        active = active[active + shift < count]
+        active = active[first[active] == first[active + shift]]
+        compared += len(active)
+        if not len(active) or compared > limit:
+            return
+        yield order[active], order[active + shift]
+
+
+class _Nearest:
+    """Pairs with how alike they are, of which each text keeps its nearest `NEIGHBOURS`, and those it is nearest to."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._packed = [np.empty(0, dtype=np.int64)]
+        self._equal = [np.empty(0, dtype=np.int64)]
+        self._more = 0
+
+    def add(self, packed: NDArray[np.int64], equal: NDArray[np.int64]) -> None:
+        """Take pairs, each as its first row number times the count plus its second, and their equal values."""
+        self._packed.append(packed)
+        self._equal.append(equal)
+        self._more += len(packed)
+        if self._more > max(_BLOCK, _MOST_WAITING * self.count):
+            self._prune()
+
+    def _prune(self) -> None:
+        packed, places = np.unique(np.concatenate(self._packed), return_index=True)
+        equal = np.concatenate(self._equal)[places]
+        ends = np.concatenate([packed // self.count, packed % self.count])
+        # By text, its nearest first.
+        order = np.argsort(ends * (PERMUTATIONS + 1) + PERMUTATIONS - np.tile(equal, 2), kind="stable")
+        starts = np.searchsorted(ends[order], np.arange(self.count))
+        rank = np.arange(len(ends)) - starts[ends[order]]
+        kept = np.unique(order[rank < NEIGHBOURS] % len(packed)) if len(packed) else order
+        self._packed, self._equal, self._more = [packed[kept]], [equal[kept]], 0
+
+    def pairs(self) -> NDArray[np.int64]:
+        """Return the pairs that are left, in order."""
+        self._prune()
+        return self._packed[0]
+
+
+def _equal_values(found: Signatures, a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return how many of the 128 values of each pair of rows are equal."""
     parts = [
-        (found[a[start : start + 4096]] == found[b[start : start + 4096]]).mean(axis=1)
+        (found[a[start : start + 4096]] == found[b[start : start + 4096]]).sum(axis=1)
         for start in range(0, len(a), 4096)
     ]
-    return np.concatenate(parts) if parts else np.empty(0)
+    return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)

@@ -1,17 +1,20 @@
 """Pairs of questions that are the same, nearly the same, or ask about the same case."""
 
+import functools
 from array import array
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal
 
 from cmexam_tune.core.normalise import (
     SHORTEST_STEM,
     case_of,
-    jaccard,
     plain,
     question_text,
     right_texts,
+    share_in_common,
+    shingles,
 )
 from cmexam_tune.core.progress import Progress
 from cmexam_tune.core.schema import Question
@@ -19,6 +22,10 @@ from cmexam_tune.core.schema import Question
 Reason = Literal["exact", "contradiction", "near", "similar", "sibling", "stem", "case"]
 NEAR, SIMILAR = 0.7, 0.5
 """Jaccard similarity of a near duplicate, and where the doubtful band below it begins."""
+HEADS = 16
+"""Of a group of texts that all resemble each other: so many are tried before a text counts as repeating none."""
+Scored = tuple[int, int, float]
+"""Numbers of two texts, the smaller first, and their Jaccard similarity."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +55,7 @@ class Index:
         self._right = array("q")
         self._stem_of = array("q")
         self._case_of = array("q")
+        self._shingles = functools.lru_cache(maxsize=1024)(lambda text: shingles(self.texts[text]))
 
     def add(self, question: Question, file: int, line: int, against: bool) -> int:
         """Remember a question and return its place."""
@@ -74,7 +82,11 @@ class Index:
         return place
 
     def pairs(self) -> Iterator[Pair]:
-        """Yield every pair once; each checked question is paired with one member of a group, not with all."""
+        """Yield every pair once; of a group each checked question is paired with one member, not with all.
+
+        A group are equal questions, and those with 16 similar ones or more: with them it is the most similar, and one
+        that they repeat.
+        """
         members: list[list[int]] = [[] for _ in self.texts]
         for place, number in enumerate(self.text_of):
             members[number].append(place)
@@ -104,12 +116,47 @@ class Index:
         from cmexam_tune.quality import minhash
 
         wanted = np.array([not all(self.against[place] for place in group) for group in members], dtype=bool)
-        found = minhash.candidates(minhash.signatures(self.texts), wanted, SIMILAR).tolist()
-        for a, b in Progress("compare", "pairs", len(found), patience=1).each(found):
-            score = jaccard(self.texts[a], self.texts[b])
+        candidates = minhash.candidates(minhash.signatures(self.texts), wanted, SIMILAR).tolist()
+        scored = []
+        for a, b in Progress("compare", "pairs", len(candidates), patience=1).each(candidates):
+            score = self._jaccard(a, b)
             if score >= SIMILAR:
-                for first, second in self._across(members[a], members[b]):
-                    yield Pair(first, second, self._kind(first, second, score), score)
+                scored.append((a, b, score))
+        degree = Counter(text for a, b, _ in scored for text in (a, b))
+        crowded = {text for text, count in degree.items() if count >= minhash.NEIGHBOURS}
+        listed = [*_not_crowded(scored, crowded), *self._with_heads(scored, crowded, members)]
+        for a, b, score in dict.fromkeys(listed):
+            for first, second in self._across(members[a], members[b]):
+                yield Pair(first, second, self._kind(first, second, score), score)
+
+    def _jaccard(self, a: int, b: int) -> float:
+        return share_in_common(self._shingles(a), self._shingles(b))
+
+    def _with_heads(
+        self, scored: Sequence[Scored], crowded: Set[int], members: Sequence[Sequence[int]]
+    ) -> Iterator[Scored]:
+        """Yield each crowded text with one that it repeats: a head of its group, else one of its neighbours.
+
+        Heads are texts that repeat no other head, those held against first, then the earlier ones.
+        """
+        neighbours: dict[int, list[int]] = {text: [] for text in crowded}
+        for a, b, score in scored:
+            if a in crowded and b in crowded and score >= NEAR:
+                neighbours[a].append(b)
+                neighbours[b].append(a)
+
+        rank = {text: (not any(self.against[place] for place in members[text]), members[text][0]) for text in crowded}
+        for group in _groups(neighbours):
+            heads: list[int] = []
+            for text in sorted(group, key=rank.__getitem__):
+                earlier = [other for other in neighbours[text] if rank[other] < rank[text]]
+                for other in (*heads, *sorted(earlier, key=rank.__getitem__)):
+                    score = self._jaccard(text, other)
+                    if score >= NEAR and self._kind(members[text][0], members[other][0], score) == "near":
+                        yield min(text, other), max(text, other), score
+                        break
+                else:
+                    heads += [text] if len(heads) < HEADS else []
 
     def _kind(self, first: int, second: int, score: float) -> Reason:
         """Tell near duplicates from questions that only share their options, or only their case."""
@@ -149,4 +196,33 @@ class Index:
                 numbers = (self.text_of[first], self.text_of[second])
                 same_stem = reason == "case" and self._stem_of[first] == self._stem_of[second]
                 if numbers not in known and numbers[::-1] not in known and not same_stem:
-                    yield Pair(first, second, reason, jaccard(self.texts[numbers[0]], self.texts[numbers[1]]))
+                    score = self._jaccard(*numbers)
+                    # Of many that are alike not all pairs are known.
+                    yield Pair(first, second, self._kind(first, second, score) if score >= NEAR else reason, score)
+
+
+def _not_crowded(scored: Sequence[Scored], crowded: Set[int]) -> Iterator[Scored]:
+    """Yield all pairs of texts that have few, and of each of the others the most alike."""
+    best: dict[int, Scored] = {}
+    for pair in scored:
+        for text in pair[:2]:
+            if text in crowded and (text not in best or pair[2] > best[text][2]):
+                best[text] = pair
+    for pair in scored:
+        if pair[0] not in crowded or pair[1] not in crowded or pair in (best[pair[0]], best[pair[1]]):
+            yield pair
+
+
+def _groups(neighbours: Mapping[int, Sequence[int]]) -> Iterator[list[int]]:
+    """Yield the connected components of a graph."""
+    seen: set[int] = set()
+    for start in neighbours:
+        if start in seen:
+            continue
+        seen.add(start)
+        group = [start]
+        for node in group:  # grows while it is walked through
+            new = [other for other in dict.fromkeys(neighbours[node]) if other not in seen]
+            seen.update(new)
+            group += new
+        yield group

@@ -21,16 +21,11 @@ setup(
     license="Apache-2.0",
     license_files=["LICENSE"],
     python_requires=">=3.10",
-    packages=[
-        *find_packages(include=["cmexam_tune", "cmexam_tune.*"]),
-        "cmexam_tune.recipes",
-        "cmexam_tune.recipes.deepspeed",
-    ],
-    package_dir={"cmexam_tune.recipes": "recipes", "cmexam_tune.recipes.deepspeed": "recipes/deepspeed"},
+    packages=[*find_packages(include=["cmexam_tune", "cmexam_tune.*"]), "cmexam_tune.recipes"],
+    package_dir={"cmexam_tune.recipes": "recipes"},
     package_data={
         "cmexam_tune": ["*.yaml", "*/*.yaml", "*/*/*.yaml", "report/assets/*", "sample/*", "sample/*/*", "py.typed"],
-        "cmexam_tune.recipes": ["*.yaml", "*.sh", "*.md"],
-        "cmexam_tune.recipes.deepspeed": ["*.json"],
+        "cmexam_tune.recipes": ["*/*.yaml", "*/*.json", "*.sh", "*.md"],
     },
     # Without a bound: transformers chooses the version.
     install_requires=[

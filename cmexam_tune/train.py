@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cmexam_tune.config import Config, load_config, show_config
+from cmexam_tune.config import Config, load_config
 from cmexam_tune.core import cli, libraries
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.quality import contamination
@@ -129,7 +129,9 @@ def main(argv: Sequence[str]) -> int | None:
         os.environ["CMEXAM_TUNE_VERBOSE"] = "1"
     config = load_config(got.config, got.overrides)
     if got.print_config:
-        cli.say(show_config(config).rstrip())
+        from cmexam_tune.config import describing
+
+        cli.say(describing.show_config(config).rstrip())
         return None
     if got.dry_run:
         from cmexam_tune.training import estimate

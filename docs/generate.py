@@ -16,6 +16,13 @@ from cmexam_tune.report.headings import short
 from cmexam_tune.report.papers import entries
 
 ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = {
+    "ptuning": "P-tuning v2",
+    "lora": "LoRA",
+    "head": "Classification heads",
+    "full": "Full fine-tuning",
+    "zeroshot": "Off the shelf: nothing is trained",
+}
 # Dense fp16 tensor peak (datasheets) times a share that frozen-base training of this size reaches: assumptions.
 CARDS = {"V100": 125e12 * 0.30, "A800": 312e12 * 0.40}
 # Forward, backward through activations, and recomputation under gradient checkpointing; full tuning adds weights.
@@ -107,8 +114,10 @@ def published(entry: entries.Entry) -> str:
     return ", ".join(cells)
 
 
-def memory(entry: entries.Entry) -> str:
+def memory(entry: entries.Entry, family: str) -> str:
     """Return which card the recipe fits."""
+    if family == "endpoint":
+        return "none: an address"
     if entry.billions > 12 and entry.recipe.startswith("full_"):
         return "8 x 80 GB (ZeRO-3)"
     if entry.billions > 12:
@@ -123,7 +132,7 @@ def recipes() -> str:
         "A recipe is one experiment: `cmexam-tune train --config lora_llama.yaml`, from any folder. A recipe that starts "
         "from another (`extends:`) states only what differs. Where the paper and the released scripts disagree there are "
         "two, without and with `_script`. `cmexam-tune reproduce RECIPE --out DIR` runs a whole row, for several seeds, "
-        "and puts it beside the published numbers. `zeroshot_` recipes train nothing.\n\n"
+        "and puts it beside the published numbers.\n\n"
         "The shell recipes run everything from the raw CSVs to the report, and pass extra arguments to training: "
         "`bash recipes/chatglm_ptuning.sh training.max_steps=10`; `run.sh RECIPE` does it for any CMExam recipe.\n"
     )
@@ -136,15 +145,21 @@ def recipes() -> str:
         "question in that model's vocabulary, without padding. `cmexam-tune train --config ... --dry-run` estimates "
         "your own settings, and a run's progress bar the rest of it.\n"
     )
-    lines = [
-        "| recipe | row | published | hardware | hours V100 | hours A800 |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
-    for entry in entries.known().values():
-        title = entry.paper[1] if entry.paper else "-"
-        cells = (f"[{entry.recipe}]({entry.recipe}.yaml)", title, published(entry), memory(entry))
-        lines.append("| " + " | ".join((*cells, hours(entry, "V100"), hours(entry, "A800"))) + " |")
-    return head + "\n" + "\n".join(lines) + "\n" + tail
+    parts = [head]
+    for folder, title in FOLDERS.items():
+        columns = ["recipe", "base model", "row", "published", "hardware"]
+        columns += [] if folder == "zeroshot" else [f"hours {card}" for card in CARDS]
+        lines = [f"| {' | '.join(columns)} |", "|" + " --- |" * len(columns)]
+        for entry in entries.known().values():
+            path = config.find_recipe(entry.recipe)
+            if path.parent.name == folder:
+                model = config.load_config(path).model
+                cells = [f"[{entry.recipe}]({folder}/{path.name})", model.model_name_or_path]
+                cells += [entry.paper[1] if entry.paper else "-", published(entry), memory(entry, model.family)]
+                cells += [hours(entry, card) for card in CARDS]
+                lines.append(f"| {' | '.join(cells[: len(columns)])} |")
+        parts.append(f"## {title}\n\n" + "\n".join(lines) + "\n")
+    return "\n".join(parts) + tail
 
 
 FILES = {ROOT / "docs" / "configuration.md": configuration, ROOT / "recipes" / "README.md": recipes}

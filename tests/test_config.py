@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
+from unittest import mock
 
 import jsonschema
 import pytest
@@ -213,7 +214,7 @@ def test_silence_is_the_default_of_the_library() -> None:
     library = LoraConfig()
     assert tuned.r == 4 and (tuned.lora_alpha, tuned.lora_dropout) == (library.lora_alpha, library.lora_dropout)
     assert lora.Settings().r == library.r and tuned.bias == library.bias
-    shown = config.show_config(config.parse_config(changed("training.seed", 1)))
+    shown = describing.show_config(config.parse_config(changed("training.seed", 1)))
     assert "  # max_steps: -1\n" in shown and "# seed" not in shown and "# learning_rate" not in shown
     assert "gradient_accumulation_steps" not in shown, "global_batch_size decides"
     assert yaml.safe_load(shown) == config.parse_config(changed("training.seed", 1)).to_dict()
@@ -298,7 +299,7 @@ def test_extends_states_only_what_differs(tmp_path: Path) -> None:
     assert (leaf.out, leaf.tuning.settings.r) == ("leaf", 8)
 
 
-@pytest.mark.parametrize("name", ["lora_llama", "lora_llama.yaml", "recipes/lora_llama.yaml"])
+@pytest.mark.parametrize("name", ["lora_llama", "lora_llama.yaml", "recipes/lora/lora_llama.yaml"])
 def test_recipes_are_found_by_name(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if "/" not in name:
         monkeypatch.chdir(tmp_path)
@@ -362,8 +363,8 @@ def test_what_transformers_names_has_its_types_and_defaults() -> None:
     for name, narrowed in typing.get_type_hints(schema.TrainingArguments).items():
         kinds = {float if hint is int and hints[name] is float else hint for hint in typing.get_args(narrowed)}
         assert (kinds or {narrowed}) <= {hints[name], *typing.get_args(hints[name]), typing.Literal[-1]}, name
-    for name, default in installed_versions.training_defaults().items():
-        assert TrainingArguments.__dataclass_fields__[name].default == default
+    for name, described in describing.section_schema(installed_versions.arguments("training"))["properties"].items():
+        assert TrainingArguments.__dataclass_fields__[name].default == described.get("default", mock.ANY), name
 
 
 def test_editors_see_what_the_reader_sees(capsys: pytest.CaptureFixture[str]) -> None:

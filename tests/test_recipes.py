@@ -45,6 +45,13 @@ def kinds() -> dict[tuple[str | None, ...], str]:
     return found
 
 
+def test_a_name_is_one_recipe_and_its_folder_the_method() -> None:
+    assert len(set(NAMES)) == len(NAMES)
+    for path in RECIPES:
+        method = config.load_config(path).tuning.method
+        assert path.parent.name in (method, "zeroshot") and path.name.startswith(f"{path.parent.name}_"), path
+
+
 def test_every_row_has_a_recipe_and_every_recipe_an_entry() -> None:
     assert len(RECIPES) >= len(PAPER_ROWS) and set(entries.known()) == set(NAMES)
     assert {row.paper[1] for row in entries.known().values() if row.paper} == PAPER_ROWS
@@ -74,7 +81,7 @@ def test_it_states_only_what_differs(path: Path) -> None:
     own = documents.read_yaml(path)
     if "extends" not in own:
         return
-    parent = config.read_yaml(config.find_recipe(own.pop("extends")))
+    parent = config.read_yaml(path.parent / own.pop("extends"))
     for section, values in own.items():
         for key, value in values.items() if isinstance(values, dict) else ():
             if (

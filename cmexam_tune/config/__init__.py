@@ -13,7 +13,6 @@ from cmexam_tune.config.loading import (
     read_prompt_file,
     read_yaml,
     recipe_folders,
-    show_config,
 )
 from cmexam_tune.config.overrides import ALIASES
 from cmexam_tune.config.schema import (
@@ -42,5 +41,4 @@ __all__ = [
     "read_prompt_file",
     "read_yaml",
     "recipe_folders",
-    "show_config",
 ]

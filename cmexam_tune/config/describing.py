@@ -8,17 +8,18 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from pydantic import TypeAdapter
+import yaml
 
 from cmexam_tune.config import installed_versions
+from cmexam_tune.config.loading import dump_config
 from cmexam_tune.config.overrides import ALIASES
-from cmexam_tune.config.schema import SECTIONS
+from cmexam_tune.config.schema import SECTIONS, Config, TrainingArguments
 from cmexam_tune.core import variants
+from cmexam_tune.core.strict import adapter
 
 Schema = dict[str, Any]
 _BOUNDS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
 _BY_NAME = {"extends": "Another recipe that this one starts from.", "out": "The run folder; default: runs/<its name>."}
-METHOD = "A file in `cmexam_tune/models/adapters/`, or a module of your own."
 PROMPT_FILE = "A YAML file with the texts `ask` and `write`."
 
 
@@ -36,16 +37,19 @@ def json_schema() -> Schema:
 
     Nothing is required, because a recipe may extend another one; whether all is there is seen when it is read.
     """
-    sections = {name: section_schema(cls) for name, cls in SECTIONS.items() if name != "tuning"}
+    sections = {name: section_schema(cls) for name, cls in SECTIONS.items()}
     for name in ("training", "generation"):
         sections[name]["properties"] |= section_schema(installed_versions.arguments(name))["properties"]
-    for name, default in installed_versions.training_defaults().items():
-        sections["training"]["properties"][name]["default"] = default
     sections["prompt"]["properties"]["file"] = {"type": "string", "description": PROMPT_FILE}
-    sections["tuning"] = _tuning_schema()
+    methods = {name: section_schema(variants.load("tuning", name).Settings) for name in variants.names("tuning")}
+    for name, method in methods.items():
+        method["properties"]["method"] = {"const": name, "description": method["description"]}
+    own = {"properties": {"method": {"pattern": r"\."}}, "required": ["method"]}  # a module of the user's
+    sections["tuning"] = {"type": "object", "anyOf": [*methods.values(), own]}
     for (section, old), new in ALIASES.items():
-        known = sections[section]["properties"]
-        known[old] = {**known[new.partition(".")[2]], "description": f"Called {new} here.", "deprecated": True}
+        for part in methods.values() if section == "tuning" else [sections[section]]:
+            if known := part["properties"].get(new.partition(".")[2]):
+                part["properties"][old] = {**known, "description": f"Called {new} here.", "deprecated": True}
     texts = {name: {"type": "string", "description": text} for name, text in _BY_NAME.items()}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -58,7 +62,7 @@ def json_schema() -> Schema:
 
 def section_schema(cls: type) -> Schema:
     """Return the schema of one dataclass of settings."""
-    schema, helps = TypeAdapter(cls).json_schema(), _helps(cls)
+    schema, helps = adapter(cls).json_schema(), _helps(cls)
     properties = {name: part for name, part in schema.get("properties", {}).items() if name != "arguments"}
     for name, part in properties.items():
         part.pop("title", None)
@@ -80,32 +84,10 @@ def _helps(cls: type) -> dict[str, str]:
     return helps
 
 
-def _tuning_schema() -> Schema:
-    """Return the schema of the section whose keys depend on its `method`."""
-    methods = {name: settings_schema(name)["properties"] for name in variants.names("tuning")}
-    properties: Schema = {"method": {"type": "string", "description": METHOD, "examples": [*methods]}}
-    for keys in methods.values():
-        properties |= keys
-    others = [old for section, old in ALIASES if section == "tuning"]
-    rules = [
-        {
-            "if": {"properties": {"method": {"const": name}}, "required": ["method"]},
-            "then": {"propertyNames": {"enum": ["method", *keys, *others]}},
-        }
-        for name, keys in methods.items()
-    ]
-    return {"type": "object", "description": "The tuning method.", "properties": properties, "allOf": rules}
-
-
-def settings_schema(method: str) -> Schema:
-    """Return the schema of a tuning method's own keys."""
-    return section_schema(variants.load("tuning", method).Settings)
-
-
 def keys(cls: type) -> Iterator[Key]:
     """Yield what a dataclass of settings holds."""
     schema = section_schema(cls)
-    required = TypeAdapter(cls).json_schema().get("required", ())
+    required = adapter(cls).json_schema().get("required", ())
     for name, part in schema["properties"].items():
         default = "required" if name in required else _plain(part.get("default", {}))  # a factory: {}
         yield Key(name, _values(part), default, part["description"])
@@ -140,3 +122,17 @@ def help_text() -> str:
             lines.append(f"  {section}.{key.name}  ({key.values}; {key.default})")
             lines += textwrap.wrap(key.help, 110, initial_indent=" " * 6, subsequent_indent=" " * 6)
     return "\n".join(lines)
+
+
+def show_config(config: Config) -> str:
+    """Return the resolved config as YAML, and in comments what transformers does where the recipe is silent."""
+    said = {*config.training.arguments, "gradient_accumulation_steps" if config.training.global_batch_size else ""}
+    library = section_schema(installed_versions.arguments("training"))["properties"]
+    silent = {
+        name: library[name]["default"]
+        for name in TrainingArguments.__annotations__
+        if name not in said and "default" in library[name]
+    }
+    comments = "".join(f"  # {line}\n" for line in yaml.safe_dump(silent, sort_keys=False).splitlines())
+    head, generation, tail = dump_config(config).partition("\ngeneration:\n")
+    return f"{head}\n  # transformers' own where nothing is said:\n{comments.rstrip()}{generation}{tail}"

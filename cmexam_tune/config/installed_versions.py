@@ -39,11 +39,13 @@ _DOCUMENTED = re.compile(r"^( +)(\w+):? ?\((`[^\n]*)\):\n((?:\1 [^\n]*\n|\n)+)",
 def training() -> Mapping[str, Any]:
     """Return the fields of `transformers.TrainingArguments` with their annotations (Any: no type of YAML)."""
     body = _body("training_args.py", "TrainingArguments")
-    narrowed, helps = get_type_hints(TrainingArguments, include_extras=True), _documented(body)
+    narrowed, documented = get_type_hints(TrainingArguments, include_extras=True), _documented(body)
     hints: dict[str, Any] = {}
-    for name, node in _declared(body).items():
-        hint = narrowed.get(name, _type(ast.unparse(node.annotation)))
-        hints[name] = Annotated[hint, Field(description=helps.get(name, ("", ""))[1])]
+    for node in body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id != "output_dir":
+            name = node.target.id
+            field = Field(description=documented.get(name, ("", ""))[1], json_schema_extra=_default(node.value))
+            hints[name] = Annotated[narrowed.get(name, _type(ast.unparse(node.annotation))), field]
     return hints
 
 
@@ -68,24 +70,13 @@ def arguments(section: str) -> type:
     return TypedDict(section, names, total=False)  # type: ignore[operator, no-any-return]
 
 
-@functools.cache
-def training_defaults() -> Mapping[str, Any]:
-    """Return what holds for `TrainingArguments` that a recipe does not name, where that is a plain value."""
-    defaults = {}
-    for name, node in _declared(_body("training_args.py", "TrainingArguments")).items():
-        for keyword in node.value.keywords if isinstance(node.value, ast.Call) else ():
-            if keyword.arg == "default":
-                with contextlib.suppress(ValueError):  # a name, such as OptimizerNames.ADAMW_TORCH
-                    defaults[name] = ast.literal_eval(keyword.value)
-    return defaults
-
-
-def _declared(body: list[ast.stmt]) -> dict[str, ast.AnnAssign]:
-    fields = {
-        node.target.id: node for node in body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
-    }
-    del fields["output_dir"]  # ours is `out`
-    return fields
+def _default(call: ast.expr | None) -> dict[str, Any]:
+    """Return the `default` of a call of `field`, where it is a plain value."""
+    for keyword in call.keywords if isinstance(call, ast.Call) else ():
+        if keyword.arg == "default":
+            with contextlib.suppress(ValueError):  # a name, such as OptimizerNames.ADAMW_TORCH
+                return {"default": ast.literal_eval(keyword.value)}
+    return {}
 
 
 def _documented(body: list[ast.stmt]) -> dict[str, tuple[str, str]]:

@@ -18,7 +18,6 @@ from cmexam_tune.config.overrides import parse_override, rename_aliases
 from cmexam_tune.config.schema import (
     SECTIONS,
     Config,
-    TrainingArguments,
     TuningConfig,
 )
 from cmexam_tune.core import documents, variants
@@ -275,13 +274,3 @@ def _with_arguments(section: str, values: Mapping[str, Any], problems: Problems)
 def dump_config(config: Config) -> str:
     """Return the resolved config as YAML that `load_config` reads back to an equal Config."""
     return yaml.safe_dump(config.to_dict(), allow_unicode=True, sort_keys=False)
-
-
-def show_config(config: Config) -> str:
-    """Return the resolved config as YAML, and in comments what transformers does where the recipe is silent."""
-    defaults = installed_versions.training_defaults()
-    said = {*config.training.arguments, "gradient_accumulation_steps" if config.training.global_batch_size else ""}
-    silent = {key: defaults[key] for key in TrainingArguments.__annotations__ if key in defaults and key not in said}
-    comments = "".join(f"  # {line}\n" for line in yaml.safe_dump(silent, sort_keys=False).splitlines())
-    head, generation, tail = dump_config(config).partition("\ngeneration:\n")
-    return f"{head}\n  # transformers' own where nothing is said:\n{comments.rstrip()}{generation}{tail}"

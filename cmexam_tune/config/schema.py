@@ -16,6 +16,7 @@ from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 from typing_extensions import TypedDict
 
+from cmexam_tune.core.strict import adapter
 from cmexam_tune.core.variants import suggest
 
 # Validators are built when they are first needed: most programs only pass these classes around.
@@ -310,12 +311,10 @@ class Config:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plain mapping that `parse_config` reads back to an equal Config."""
-        plain: dict[str, Any] = {name: dataclasses.asdict(getattr(self, name)) for name in SECTIONS}
-        for section in ("training", "generation"):
-            plain[section].update(plain[section].pop("arguments"))
-        settings = {} if self.tuning.method is None else dataclasses.asdict(self.tuning.settings)
-        plain["tuning"] = {"method": self.tuning.method, **settings}
-        return {**_lists(plain), "out": self.out}
+        plain: dict[str, Any] = adapter(Config).dump_python(self, mode="json")
+        for section, inner in (("training", "arguments"), ("generation", "arguments"), ("tuning", "settings")):
+            plain[section] |= plain[section].pop(inner) or {}
+        return plain
 
 
 SECTIONS: Mapping[str, type[Any]] = {
@@ -326,9 +325,3 @@ SECTIONS: Mapping[str, type[Any]] = {
     "training": TrainingConfig,
     "generation": GenerationConfig,
 }
-
-
-def _lists(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _lists(item) for key, item in value.items()}
-    return [_lists(item) for item in value] if isinstance(value, list | tuple) else value

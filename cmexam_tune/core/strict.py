@@ -31,7 +31,8 @@ class Problems(list[str]):
 
 
 @functools.cache
-def _adapter(cls: type) -> "TypeAdapter[Any]":
+def adapter(cls: type) -> "TypeAdapter[Any]":
+    """Return what checks and describes a class."""
     from pydantic import TypeAdapter
 
     return TypeAdapter(cls)
@@ -51,7 +52,7 @@ def build(cls: type, values: Mapping[str, Any], where: str, problems: Problems, 
 
     # Strict pydantic takes a list for a tuple and an object for a dataclass only where it reads JSON.
     try:
-        return _adapter(cls).validate_json(
+        return adapter(cls).validate_json(
             _encode(values), strict=True, extra="ignore" if problems.more_keys else "forbid"
         )
     except ValidationError as error:

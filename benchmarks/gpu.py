@@ -123,17 +123,17 @@ def job_of(check, job):
 
 
 def chosen_dtype(check, cpu):
-    from cmexam_tune.training import precision_checks
+    from cmexam_tune.training import arguments
 
     if check.dtype == "half":
-        return "bf16" if precision_checks.Card.here(cpu).bf16 else "fp16"
+        return "bf16" if arguments.Card.here(cpu).bf16 else "fp16"
     return check.dtype
 
 
 def reason_to_skip(check, job):
     """Why a check cannot be done here, or None."""
     from cmexam_tune.core.errors import ConfigError
-    from cmexam_tune.training import precision_checks
+    from cmexam_tune.training import arguments
 
     cpu = job["device"] == "cpu"
     if check.needs and importlib.util.find_spec(check.needs) is None:
@@ -144,7 +144,7 @@ def reason_to_skip(check, job):
         return "torch.compile needs a C++ compiler, and there is none"
     if check.dtype in ("bf16", "fp16"):
         try:
-            precision_checks.choose({check.dtype: True}, precision_checks.Card.here(cpu))
+            arguments.choose_precision({check.dtype: True}, arguments.Card.here(cpu))
         except ConfigError as error:
             return str(error)
     return None

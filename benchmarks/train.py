@@ -65,7 +65,7 @@ def ready(job):
     settings = recipe(job)
     torch.set_num_threads(job["threads"])
     Path(job["out"]).mkdir(parents=True, exist_ok=True)
-    args = arguments.build(settings, Path(job["out"]))
+    args = arguments.build(settings.training, Path(job["out"]), settings.model.dtype)
     torch.manual_seed(1)
     family, method = run.parts(settings)
     questions = list(train.question_files(settings)[0])
@@ -161,7 +161,8 @@ def ours(job):
 
     from cmexam_tune.models.features import Truncation
     from cmexam_tune.training import arguments as layouts
-    from cmexam_tune.training import exam_evaluation as trainers
+    from cmexam_tune.training import monitor
+    from cmexam_tune.training import trainer as trainers
     from cmexam_tune.training.data import datasets as datas
     from cmexam_tune.training.data import encoding
     from cmexam_tune.training.data import sampler as batches
@@ -169,11 +170,12 @@ def ours(job):
     settings, args, family, loaded, rows = ready(job)
     clock, overflows = Clock(), []
 
-    class Timed(trainers.ExamTrainer):
-        def judge(self, norm):
+    class Counted(monitor.TrainingMonitor):
+        def on_grad_norm(self, norm, skipped=False):
             overflows.append(not math.isfinite(norm or 0.0))
-            super().judge(norm)
+            super().on_grad_norm(norm, skipped)
 
+    class Timed(trainers.ExamTrainer):
         def get_batch_samples(self, epoch_iterator, num_batches, device):
             if clock.started:
                 sync()
@@ -182,15 +184,18 @@ def ours(job):
             batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
             batch = batches[0]
             slots = sum(micro["input_ids"].numel() for micro in batch.micro)
-            self.held = (sum(map(len, batch.ids)), batch.tokens, slots, batch.items)
+            self.held = (sum(map(len, batch.ids)), batch.tokens, slots, batch.step_targets)
             return batches, items
 
     table = datasets.Dataset.from_list([dict(row) for row in rows])
     lengths, labels = [[*map(count, rows)] for count in (batches.length, batches.label_count)]
     samples = encoding.Samples(table, lengths, labels, [0] * len(rows), Truncation())
-    data = datas.Data(datas.encoded_questions(family, loaded, samples), layouts.layout(settings, 1))
+    data = datas.Data(
+        datas.encoded_questions(family, loaded, samples), layouts.layout(settings.training, settings.prompt, 1)
+    )
     args.max_steps = min(job["limit"]["c"], len(rows) // job["batch"])
     trainer = Timed(settings, family, loaded, args, data)
+    trainer.monitor = Counted(fp16=args.fp16)
     result = trainer.train()
     sync()
     clock.end(*trainer.held)

@@ -48,7 +48,7 @@ def train(
         config = load_config(config, overrides)
     elif overrides:
         raise ConfigError("overrides change a recipe; with a Config use dataclasses.replace.")
-    run = starting.prepare(config, overwrite, resume)
+    run = starting.resolve_run(config, overwrite=overwrite, resume=resume)
     if run.finished and not overwrite:
         if os.environ.get("RANK", "0") == "0":
             cli.note(f"{run.path}: this run has finished; nothing to do. --overwrite trains it again.")

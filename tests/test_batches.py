@@ -64,7 +64,7 @@ def test_steps_do_not_depend_on_processes_packing_or_budget() -> None:
     assert plain != order(sizes, Layout(16, 8), 2), "another epoch is another order"
     assert plain != order(sizes, Layout(16, 8, seed=1), 1)
     items = [
-        [plan.items for (plan,) in StepSampler(sizes, sizes, layout, rank, world)]
+        [plan.step_targets for (plan,) in StepSampler(sizes, sizes, layout, rank, world)]
         for layout, rank, world in [(Layout(16, 8), 0, 1), (Layout(16, 8, pack_length=99), 1, 2)]
     ]
     assert items[0] == items[1] == [sum(sizes[i] for i in step) for step in order(sizes, Layout(16, 8), 0)]

@@ -50,7 +50,7 @@ def test_it_is_what_the_family_encodes(world: World, tmp_path: Path) -> None:
     assert samples.table.to_list() == [dict(row) for row in plain.rows]
     assert samples.truncation == plain.truncation
     assert samples.lengths == [len(row["input_ids"]) for row in plain.rows]
-    assert samples.weights == [sum(label != -100 for label in row["labels"]) for row in plain.rows]
+    assert samples.num_targets == [sum(label != -100 for label in row["labels"]) for row in plain.rows]
 
 
 def test_in_parallel_it_is_the_same(folder: Path, world: World, tmp_path: Path, monkeypatch: Any) -> None:

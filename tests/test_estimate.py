@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 from cmexam_tune import config, tiny
 from cmexam_tune import train as program
 from cmexam_tune.train import question_files, train
-from cmexam_tune.training import estimate, precision_checks
+from cmexam_tune.training import arguments, estimate
 from cmexam_tune.training.run_directory import run as runs
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -87,11 +87,12 @@ def test_memory_by_stage(folder: Path, tmp_path: Path) -> None:
     questions = question_files(settings)[0]
     loaded = module.load(settings.model, questions)
     model: Any = tuning.attach(loaded.model, module, settings.tuning.settings)
-    from cmexam_tune.training import arguments
     from cmexam_tune.training.data import datasets, encoding
 
     samples = encoding.encode(settings, module, loaded, questions, tmp_path)
-    plan = datasets.Data(datasets.encoded_questions(module, loaded, samples), arguments.layout(settings, 4))
+    plan = datasets.Data(
+        datasets.encoded_questions(module, loaded, samples), arguments.layout(settings.training, settings.prompt, 4)
+    )
     need = estimate.memory(settings, model, plan, 4)
     trained = sum(p.numel() for p in model.parameters())
     held = estimate.buffers(model, trained)
@@ -176,8 +177,8 @@ def test_host_memory_on_cards(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     settings = train_helpers.recipe(folder, training__use_cpu=False)
     model: Any = runs.parts(settings)[0].load(settings.model, device="meta").model.requires_grad_(False)
     size, needed = sum(p.numel() * p.element_size() for p in model.parameters()), dict.fromkeys(estimate.STAGES, 0)
-    card = precision_checks.Card("A800", cuda=True, bf16=True)
-    monkeypatch.setattr(precision_checks.Card, "here", lambda use_cpu=False: card)
+    card = arguments.Card("A800", cuda=True, bf16=True)
+    monkeypatch.setattr(arguments.Card, "here", lambda use_cpu=False: card)
     monkeypatch.setattr("psutil.Process", lambda: SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=1000)))
     largest = max(p.numel() * p.element_size() for p in model.parameters())
     plain = estimate.host(settings, model, needed, (16, 8))

@@ -137,7 +137,7 @@ def test_run_and_exports_answer_alike(folder: Path, case: tuple[str, str], dtype
     run = trained(folder, case, dtype, tmp_path / "run")
     losses = [entry["loss"] for entry in run.log if "loss" in entry]
     assert len(losses) == 2 and all(0 < loss < 20 for loss in losses)
-    tuned = load_file(checkpoints.found(run.path)[0] / "trainable.safetensors")
+    tuned = load_file(checkpoints.newest_first(run.path)[0] / "trainable.safetensors")
     assert {value.dtype for value in tuned.values()} == {torch.float32}
     asked = folder / "val.jsonl"
     first = predict(run.path, asked, tmp_path / "run.jsonl")

@@ -60,9 +60,10 @@ def test_training_loads_onto_its_own_card(deepspeed: str | None, wanted: str, mo
 
     stage = SimpleNamespace(is_zero3=lambda: deepspeed == "zero3")
     args: Any = SimpleNamespace(seed=0, deepspeed=deepspeed, hf_deepspeed_config=stage, device=torch.device("cuda", 3))
-    parts: Any = (SimpleNamespace(load=load), None)
+    family: Any = SimpleNamespace(load=load)
+    questions: Any = []
     with contextlib.suppress(Asked):
-        loop._load(make_config(), args, [], parts)  # type: ignore[arg-type]
+        loop.load_base(family, make_config().model, questions, args)
     assert seen == [wanted]
 
 

@@ -156,7 +156,7 @@ def test_sigterm_saves_a_checkpoint_and_the_same_command_goes_on(
         process = subprocess.Popen(
             [*launcher, *words(out)], env=train_helpers.ENVIRONMENT, stdout=handle, stderr=handle
         )
-        while not checkpoints.found(out):
+        while not checkpoints.newest_first(out):
             assert process.poll() is None, log.read_text()
             time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
@@ -164,7 +164,7 @@ def test_sigterm_saves_a_checkpoint_and_the_same_command_goes_on(
     assert code == 130 if alone else code != 0
     assert "a checkpoint was saved" in log.read_text()
     assert not (out / "adapter").exists()
-    stopped = checkpoints.step_of(checkpoints.found(out)[0])
+    stopped = checkpoints.step_of(checkpoints.newest_first(out)[0])
     noted, _ = (finish(["train", *words(run)], 1 if alone else 2) for run in (out, whole))
     assert f"resuming from {out}/checkpoint-{stopped}" in noted
     assert adapter(out) == adapter(whole)

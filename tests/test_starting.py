@@ -17,7 +17,7 @@ from cmexam_tune import config
 from cmexam_tune.core import files
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.train import train
-from cmexam_tune.training import callbacks, checkpoints, checksums, logits, processes
+from cmexam_tune.training import callbacks, checkpoints, logits, processes
 from cmexam_tune.training.run_directory import run as runs
 from cmexam_tune.training.run_directory import starting
 
@@ -74,7 +74,7 @@ def test_refused_command_does_not_block_the_mended_one(
         train(train_helpers.recipe(folder, out=str(tmp_path / "new"), **changes))
     assert {item.name for item in (tmp_path / "new").glob("*")} <= {"cache"}
     mended = train_helpers.recipe(folder, out=str(tmp_path / "new"), training__max_steps=1, training__seed=5)
-    assert starting.prepare(mended).path == tmp_path / "new"
+    assert starting.resolve_run(mended).path == tmp_path / "new"
 
 
 def test_overwrite_that_fails_in_its_first_step_gives_the_old_run_back(
@@ -94,8 +94,10 @@ def test_overwrite_killed_before_its_first_step_gives_the_old_run_back(run: runs
     """As a kill between moving the old run aside and the first step leaves it."""
     before = content(run.path)
     old = run.config
-    run.path.rename(starting.aside(run.path))
-    runs.begin(runs.Run(run.path, train_helpers.recipe(folder, out=str(run.path), training__seed=9)), "CPU", 1)
+    run.path.rename(starting.backup_path(run.path))
+    starting.write_environment(
+        runs.Run(run.path, train_helpers.recipe(folder, out=str(run.path), training__seed=9)), "CPU", 1
+    )
     again = train(dataclasses.replace(old, out=str(run.path)))
     assert content(run.path) == before
     assert again.finished
@@ -106,9 +108,9 @@ def test_old_run_goes_after_the_first_step(run: runs.Run, folder: Path, monkeypa
     first = callbacks.FirstStep.on_step_end
 
     def watch(self: Any, *rest: Any, **more: Any) -> None:
-        before = starting.aside(run.path).is_dir()
+        before = starting.backup_path(run.path).is_dir()
         first(self, *rest, **more)
-        seen.append((before, starting.aside(run.path).is_dir()))
+        seen.append((before, starting.backup_path(run.path).is_dir()))
 
     monkeypatch.setattr(callbacks.FirstStep, "on_step_end", watch)
     new = train(train_helpers.recipe(folder, out=str(run.path), training__max_steps=2), overwrite=True)
@@ -120,10 +122,10 @@ def test_old_run_goes_after_the_first_step(run: runs.Run, folder: Path, monkeypa
 def test_only_a_run_is_replaced_and_never_an_input(run: runs.Run, folder: Path, tmp_path: Path) -> None:
     inside = shutil.copy(folder / "train.jsonl", run.path / "mine.jsonl")
     with pytest.raises(UserError, match="which this training reads"):
-        starting.prepare(train_helpers.recipe(folder, out=str(run.path), data__train=[str(inside)]), overwrite=True)
+        starting.resolve_run(train_helpers.recipe(folder, out=str(run.path), data__train=[str(inside)]), overwrite=True)
     (run.path / "config.yaml").unlink()
     with pytest.raises(UserError, match="holds no run"):
-        starting.prepare(train_helpers.recipe(folder, out=str(run.path)), overwrite=True)
+        starting.resolve_run(train_helpers.recipe(folder, out=str(run.path)), overwrite=True)
 
 
 def test_second_training_into_the_same_folder_is_refused(folder: Path, tmp_path: Path) -> None:
@@ -168,7 +170,7 @@ def test_two_processes_replace_a_run_and_load_its_best_checkpoint(folder: Path) 
     again = runs.open_run(out)
     assert again.finished
     assert again.config != first.config
-    assert not starting.aside(Path(out)).exists()
+    assert not starting.backup_path(Path(out)).exists()
 
 
 # DeepSpeed checkpoints
@@ -177,22 +179,25 @@ def test_two_processes_replace_a_run_and_load_its_best_checkpoint(folder: Path) 
 def checkpoint(folder: Path, count: int) -> Path:
     folder.mkdir(parents=True)
     (folder / "latest").write_text("global_step1")
-    checksums.write(folder, [checksums.sums(folder, rank, count) for rank in range(count)], count, deepspeed=True)
+    sums = {
+        name: value for rank in range(count) for name, value in checkpoints.own_checksums(folder, rank, count).items()
+    }
+    checkpoints.write_manifest(folder, sums, processes=count, deepspeed=True)
     return folder
 
 
 def test_checkpoint_of_somebody_else_is_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = checkpoint(tmp_path / "run" / "checkpoint-1", 1)
     checkpoints.check_resumable(path, deepspeed=True, trusted=False)
-    facts = json.loads((path / checksums.MANIFEST).read_text())
+    facts = json.loads((path / checkpoints.MANIFEST).read_text())
     (path / "added.pt").write_bytes(b"code")
     with pytest.raises(UserError, match="not written by you"):
         checkpoints.check_resumable(path, deepspeed=True, trusted=False)
     (path / "added.pt").unlink()
     (path / "latest").write_text("forged")
     facts["files"]["latest"] = files.sha256(path / "latest")
-    (path / checksums.MANIFEST).write_text(json.dumps(facts))
-    assert checksums.damage(path) is None, "the sums were forged with it"
+    (path / checkpoints.MANIFEST).write_text(json.dumps(facts))
+    assert checkpoints.damage(path) is None, "the sums were forged with it"
     with pytest.raises(UserError, match="--trust-checkpoint"):
         checkpoints.check_resumable(path, deepspeed=True, trusted=False)
     checkpoints.check_resumable(path, deepspeed=True, trusted=True)
@@ -217,11 +222,11 @@ def test_each_process_checks_what_it_wrote(tmp_path: Path) -> None:
     for name in names:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(name)
-    parts = [checksums.sums(tmp_path, rank, 2) for rank in range(2)]
+    parts = [checkpoints.own_checksums(tmp_path, rank, 2) for rank in range(2)]
     assert [set(part) for part in parts] == [set(names[1:]), {names[0]}]
-    checksums.write(tmp_path, parts, 2, deepspeed=False)
+    checkpoints.write_manifest(tmp_path, parts[0] | parts[1], processes=2, deepspeed=False)
     (tmp_path / names[0]).write_text("damaged")
-    assert checksums.damage(tmp_path, 0, 2) is None
-    assert names[0] in str(checksums.damage(tmp_path, 1, 2))
-    assert names[0] in str(checksums.damage(tmp_path))
+    assert checkpoints.damage(tmp_path, 0, 2) is None
+    assert names[0] in str(checkpoints.damage(tmp_path, 1, 2))
+    assert names[0] in str(checkpoints.damage(tmp_path))
     assert processes.place() == (0, 1)

@@ -20,7 +20,7 @@ from cmexam_tune import config
 from cmexam_tune import train as program
 from cmexam_tune.core.errors import ConfigError, UserError
 from cmexam_tune.train import train
-from cmexam_tune.training import callbacks, checkpoints, checksums
+from cmexam_tune.training import callbacks, checkpoints
 from cmexam_tune.training.run_directory import run as runs
 from cmexam_tune.training.run_directory import starting
 
@@ -45,8 +45,8 @@ def test_run_folder_describes_itself(plain: runs.Run, folder: Path) -> None:
     assert runs.open_run(plain.path).metrics == plain.metrics
     assert "train_loss" in plain._repr_html_()
     assert not list(plain.path.glob(".*")), "nothing half-written is left"
-    assert all(not checksums.damage(path) for path in checkpoints.found(plain.path))
-    files = {path.name for path in checkpoints.found(plain.path)[0].iterdir()}
+    assert all(not checkpoints.damage(path) for path in checkpoints.newest_first(plain.path))
+    files = {path.name for path in checkpoints.newest_first(plain.path)[0].iterdir()}
     assert files == {
         "trainable.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json",
         "checksums.json",
@@ -228,7 +228,7 @@ def test_sigterm_saves_a_checkpoint_and_the_run_goes_on(folder: Path, monkeypatc
         patched.setattr(callbacks.JsonlLog, "on_log", terminate)
         with pytest.raises(KeyboardInterrupt):
             train(settings)
-    assert [checkpoints.step_of(path) for path in checkpoints.found(folder / "term")] == [4]
+    assert [checkpoints.step_of(path) for path in checkpoints.newest_first(folder / "term")] == [4]
     assert not (folder / "term" / "adapter").exists()
     run = train(settings, resume=True)
     assert losses(run) == losses(whole)
@@ -238,7 +238,7 @@ def test_sigterm_saves_a_checkpoint_and_the_run_goes_on(folder: Path, monkeypatc
 def test_damaged_checkpoint_falls_back(plain: runs.Run, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     half = shutil.copytree(plain.path, folder / "damaged", dirs_exist_ok=True)
     shutil.rmtree(half / "adapter")
-    newest, before, *_ = checkpoints.found(half)
+    newest, before, *_ = checkpoints.newest_first(half)
     content = bytearray((newest / "optimizer.pt").read_bytes())
     content[len(content) // 2] ^= 1
     (newest / "optimizer.pt").write_bytes(content)
@@ -266,12 +266,12 @@ def test_full_disk_keeps_the_last_checkpoint(folder: Path, monkeypatch: pytest.M
         with pytest.raises(OSError, match="No space left"):
             train(settings)
     assert not (folder / "full" / checkpoints.STAGING).exists()
-    assert [checkpoints.step_of(path) for path in checkpoints.found(folder / "full")] == [2, 1]
+    assert [checkpoints.step_of(path) for path in checkpoints.newest_first(folder / "full")] == [2, 1]
     assert train(settings).finished
 
 
 def test_checkpoints_are_rotated(plain: runs.Run) -> None:
-    assert [checkpoints.step_of(path) for path in checkpoints.found(plain.path)] == [8, 7, 6]
+    assert [checkpoints.step_of(path) for path in checkpoints.newest_first(plain.path)] == [8, 7, 6]
 
 
 # Validation
@@ -337,7 +337,7 @@ def test_more_processes_than_questions_is_refused(folder: Path) -> None:
     from cmexam_tune.training import arguments
 
     with pytest.raises(ConfigError, match="global_batch_size=6 is smaller than the 8 processes"):
-        arguments.global_batch(train_helpers.recipe(folder), 8)
+        arguments.global_batch(train_helpers.recipe(folder).training, 8)
 
 
 NUMBERS = {
@@ -371,7 +371,7 @@ def test_a_run_works_from_any_folder(folder: Path, monkeypatch: pytest.MonkeyPat
     paths = {"model__model_name_or_path": "llama", "data__train": ["train.jsonl"]}
     run = train(train_helpers.recipe(Path(), out="relative", training__max_steps=1, **paths))
     out = folder / run.path
-    assert starting.prepare(train_helpers.recipe(Path(), out="relative", training__max_steps=1, **paths)).finished
+    assert starting.resolve_run(train_helpers.recipe(Path(), out="relative", training__max_steps=1, **paths)).finished
     monkeypatch.chdir(tmp_path)
     assert runs.load(out)[1].model is not None
     assert config.load_config(out / "config.yaml").data.train == (str(folder / "train.jsonl"),)

@@ -1,9 +1,10 @@
-"""From a Config to `transformers.TrainingArguments` and the layout of the batches."""
+"""From a Config to `transformers.TrainingArguments`: number formats, DeepSpeed, and the layout of the batches."""
 
 import dataclasses
 import os
 import socket
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,207 @@ import torch
 from transformers import TrainingArguments
 from transformers.utils.import_utils import is_liger_kernel_available
 
-from cmexam_tune.config import Config, recipe_folders
+from cmexam_tune.config import Config, PromptConfig, TrainingConfig, recipe_folders
 from cmexam_tune.core import cli, documents
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.models import checkpoint
-from cmexam_tune.training import hf_trainer, precision_checks
+from cmexam_tune.models.prefix import MODULE
 from cmexam_tune.training.data.sampler import Layout
 
-MOST_BUCKET = 500_000_000
+MAX_BUCKET = 500_000_000
 """Numbers; DeepSpeed's own default, 1 to 2 GB."""
 STAGES = ("zero2", "zero3", "zero3_offload")
+
+
+def build(training: TrainingConfig, output_dir: Path, weights_dtype: str = "auto") -> TrainingArguments:
+    """Return the arguments of the Trainer, with what the card and this project decide filled in.
+
+    A step of the Trainer is a whole optimizer step here (the micro-batches are run inside it), so its own
+    accumulation is 1; `global_batch_size` is kept by the batches.
+
+    Args:
+        training: the config's section.
+        output_dir: the run folder.
+        weights_dtype: of the frozen weights, as `model.dtype` names it.
+
+    Raises:
+        ConfigError: values that transformers or the card refuses.
+    """
+    values = dict(training.arguments)
+    values |= choose_precision(values, Card.here(bool(values.get("use_cpu"))), weights_dtype)
+    values.pop("gradient_accumulation_steps", None)
+    # A checkpoint to fall back to must exist beside the last one; a hidden NaN would defeat the monitor.
+    values = {
+        "logging_steps": 10,
+        "save_total_limit": 3,
+        "logging_nan_inf_filter": False,
+        "report_to": "none",
+        **values,
+    }
+    if "activation_checkpointing" in {field.name for field in dataclasses.fields(TrainingArguments)}:
+        # What transformers 5.23 and later call it; recipes keep the name that everybody knows.
+        values = {name.replace("gradient_checkpointing", "activation_checkpointing"): v for name, v in values.items()}
+    if not torch.accelerator.is_available():
+        # Without it transformers takes each of several processes for the first and only one.
+        values.setdefault("use_cpu", True)
+    # Every module takes part in every step; looking for those that do not costs a pass over the graph each time.
+    values.setdefault("ddp_find_unused_parameters", False)
+    # The Trainer would count the padding too, and only what the first process sees.
+    values.pop("include_num_input_tokens_seen", None)
+    if values.get("deepspeed"):
+        values["deepspeed"] = str(deepspeed_path(str(values["deepspeed"])))
+        _single_process_environment()
+    if values.get("use_liger_kernel") and not is_liger_kernel_available():
+        raise ConfigError("training.use_liger_kernel: Liger is not installed: pip install liger-kernel")
+    try:
+        arguments = TrainingArguments(output_dir=str(output_dir), **values)
+        if arguments.torch_compile_mode is not None:  # else looked at in the first step
+            torch.compile(lambda: None, mode=arguments.torch_compile_mode)
+    except checkpoint.LOADING as error:
+        raise ConfigError(f"training: {error}") from None
+    # It has chosen what is compared and how often. At the end the Trainer would look for files that it writes itself;
+    # `ExamTrainer.load_best` reads ours.
+    arguments.load_best_model_at_end = False
+    if arguments.world_size == 1 and arguments.n_gpu > 1:
+        cli.note(
+            f"note: one process uses one of the {arguments.n_gpu} cards. For all of them: "
+            f"torchrun --nproc_per_node {arguments.n_gpu} -m cmexam_tune.train ..."
+        )
+        # Else a single process spreads its batches over all cards by itself (DataParallel).
+        arguments._n_gpu = 1
+    if arguments.deepspeed:
+        _start_deepspeed()
+    return arguments
+
+
+def check_supported(config: Config) -> None:
+    """Refuse what would only fail, or train something else than was asked for, once the weights are loaded."""
+    values = config.training.arguments
+    if config.model.load_in_4bit and config.tuning.method != "lora":
+        raise ConfigError(
+            f"model.load_in_4bit: weights of 4 bits are frozen and read by LoRA only, not by "
+            f"tuning.method={config.tuning.method}. Set tuning.method=lora, or leave it out."
+        )
+    if config.model.load_in_4bit and "zero3" in str(values.get("deepspeed")):
+        raise ConfigError(
+            "model.load_in_4bit: ZeRO-3 cannot share out weights of 4 bits. Set training.deepspeed=zero2, or leave it "
+            "out."
+        )
+    if values.get("fsdp"):
+        raise ConfigError("training.fsdp: not supported here. To share out weights set training.deepspeed=zero3.")
+    options = values.get("activation_checkpointing_kwargs") or values.get("gradient_checkpointing_kwargs") or {}
+    if config.tuning.method == "ptuning" and isinstance(options, Mapping) and options.get("use_reentrant"):
+        raise ConfigError(
+            "training.gradient_checkpointing_kwargs.use_reentrant=true: gradients would not reach the prefix of "
+            "P-tuning. Leave it out."
+        )
+
+
+def check_evaluation(training: TrainingConfig, arguments: TrainingArguments, *, has_validation: bool) -> None:
+    """Refuse evaluation without questions, and choices of the best checkpoint that nothing would decide."""
+    evaluates, metric = arguments.eval_strategy != "no", arguments.metric_for_best_model
+    if training.early_stopping_patience is not None and (metric is None or not evaluates):
+        raise ConfigError(
+            "training.early_stopping_patience needs training.eval_strategy (steps or epoch) and "
+            "training.metric_for_best_model (loss or exam_accuracy)."
+        )
+    needs_validation = {
+        "eval_strategy": evaluates,
+        "load_best_model_at_end": bool(training.arguments.get("load_best_model_at_end")),
+        "early_stopping_patience": training.early_stopping_patience is not None,
+    }
+    key = next((key for key, needed in needs_validation.items() if needed), None)
+    if key is not None and not has_validation:
+        raise ConfigError(f"training.{key}: needs validation questions. Set data.validation.")
+    if metric not in (None, "loss", "eval_loss", "exam_accuracy", "eval_exam_accuracy"):
+        raise ConfigError(f"training.metric_for_best_model={metric}: known are loss and exam_accuracy.")
+
+
+# Number formats
+
+
+@dataclass(frozen=True)
+class Card:
+    """What matters about the device that this process trains on."""
+
+    name: str
+    cuda: bool
+    bf16: bool
+
+    @classmethod
+    def here(cls, use_cpu: bool = False) -> "Card":
+        """Return the card of this process; the CPU where there is none or `use_cpu` is set."""
+        if use_cpu or not torch.cuda.is_available():
+            return cls("CPU", cuda=False, bf16=True)
+        # Emulated bfloat16 runs on V100, at a fraction of its speed.
+        return cls(torch.cuda.get_device_name(), True, torch.cuda.is_bf16_supported(including_emulation=False))
+
+
+def choose_precision(values: Mapping[str, Any], card: Card, weights_dtype: str = "auto") -> dict[str, bool]:
+    """Return `bf16` and `fp16` for `TrainingArguments`: what the user set, else what suits the card.
+
+    Args:
+        values: arguments of the config's `training`.
+        card: what is trained on.
+        weights_dtype: of the frozen weights; on a CPU bfloat16 weights are trained in bfloat16.
+
+    Raises:
+        ConfigError: bf16 on a card without it, or both formats at once.
+    """
+    bf16, fp16 = values.get("bf16"), values.get("fp16")
+    if bf16 and fp16:
+        raise ConfigError("training.bf16 and training.fp16 are both true: keep one.")
+    if bf16 and not card.bf16:
+        raise ConfigError(f"training.bf16=true: {card.name} has no bfloat16. Set training.fp16=true or leave out both.")
+    if fp16 and not card.cuda:
+        raise ConfigError("training.fp16=true: float16 training needs a GPU. Leave it out on a CPU.")
+    if bf16 is not None or fp16 is not None:
+        return {"bf16": bool(bf16), "fp16": bool(fp16)}
+    return {"bf16": card.bf16 if card.cuda else weights_dtype == "bfloat16", "fp16": card.cuda and not card.bf16}
+
+
+def align_for_zero3(model: torch.nn.Module, *, bf16: bool, fp16: bool) -> None:
+    """Put what is trained into the type that ZeRO-3 computes in; its optimizer keeps float32 of its own.
+
+    It casts nothing that is new in a model which it loaded itself. LoRA matrices and prefixes are cast where they are
+    used and stay as they are; a head, a bias or an embedding in float32 would meet activations in half precision, and
+    all that is trained has to be of one type.
+    """
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    if (bf16 or fp16) and any("lora_" not in name and MODULE not in name.split(".") for name in trained):
+        for parameter in trained.values():
+            parameter.data = parameter.data.to(torch.bfloat16 if bf16 else torch.float16)
+
+
+def precision_warnings(
+    training: TrainingConfig, method: str | None, *, fp16: bool, trainable: Mapping[str, torch.dtype]
+) -> list[str]:
+    """Return one line for each setting that is known to end in loss 0, NaN or nothing learnt.
+
+    Args:
+        training: the config's section.
+        method: name of the tuning method.
+        fp16: whether losses are computed in float16 and scaled.
+        trainable: name -> dtype of the parameters that will be trained.
+    """
+    lines = []
+    rate = float(training.arguments.get("learning_rate", 5e-5))
+    half = sorted(name for name, dtype in trainable.items() if dtype == torch.float16)
+    if half and fp16:
+        lines.append(f"{half[0]} is trained in float16: updates below 6e-8 are lost and loss scaling cannot work.")
+    if method == "ptuning" and rate >= 1e-2 and fp16:
+        lines.append(
+            f"training.learning_rate={rate:g} with P-tuning in fp16 often ends in loss 0 or NaN. 5e-3, or "
+            "tuning.prefix_projection=true, is steadier; the run stops by itself if it degenerates."
+        )
+    if method in ("lora", "full") and rate > 5e-3:
+        lines.append(f"training.learning_rate={rate:g} is far above what {method} uses (1e-5 to 1e-3).")
+    if training.arguments.get("weight_decay") and method == "ptuning":
+        lines.append("training.weight_decay pulls the P-tuning prefix to zero; its authors use none.")
+    return lines
+
+
+# DeepSpeed
 
 
 def deepspeed_path(value: str) -> Path:
@@ -42,76 +234,29 @@ def deepspeed_path(value: str) -> Path:
     return path
 
 
-def build(config: Config, out: Path) -> TrainingArguments:
-    """Return the arguments of the Trainer, with what the card and this project decide filled in.
+def _single_process_environment() -> None:
+    """Give a run without a launcher the environment of one process, which DeepSpeed asks for."""
+    if "WORLD_SIZE" in os.environ:
+        return
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
 
-    A step of the Trainer is a whole optimizer step here (the micro-batches are run inside it), so its own
-    accumulation is 1; `global_batch_size` is kept by the batches.
 
-    Raises:
-        ConfigError: values that transformers or the card refuses.
+def _start_deepspeed() -> None:
+    """Connect this process with the others.
+
+    On CPUs accelerate starts torch's process group only, which ZeRO-3 finds too late for loading a model.
     """
-    given = dict(config.training.arguments)
-    _refuse(config)
-    given.update(
-        precision_checks.choose(given, precision_checks.Card.here(bool(given.get("use_cpu"))), config.model.dtype)
-    )
-    given.pop("gradient_accumulation_steps", None)
-    # A checkpoint to fall back to must exist beside the last one; a hidden NaN would defeat the guards.
-    given = {"logging_steps": 10, "save_total_limit": 3, "logging_nan_inf_filter": False, "report_to": "none", **given}
-    if "activation_checkpointing" in {field.name for field in dataclasses.fields(TrainingArguments)}:
-        # What transformers 5.23 and later call it; recipes keep the name that everybody knows.
-        given = {name.replace("gradient_checkpointing", "activation_checkpointing"): v for name, v in given.items()}
+    import deepspeed
+
     if not torch.accelerator.is_available():
-        # Without it transformers takes each of several processes for the first and only one.
-        given.setdefault("use_cpu", True)
-    # Every module takes part in every step; looking for those that do not costs a pass over the graph each time.
-    given.setdefault("ddp_find_unused_parameters", False)
-    # The Trainer would count the padding too, and only what the first process sees.
-    given.pop("include_num_input_tokens_seen", None)
-    if given.get("deepspeed"):
-        given["deepspeed"] = str(deepspeed_path(str(given["deepspeed"])))
-        _single_process_environment()
-    if given.get("use_liger_kernel") and not is_liger_kernel_available():
-        raise ConfigError("training.use_liger_kernel: Liger is not installed: pip install liger-kernel")
-    try:
-        arguments = TrainingArguments(output_dir=str(out), **given)
-        if arguments.torch_compile_mode is not None:  # else looked at in the first step
-            torch.compile(lambda: None, mode=arguments.torch_compile_mode)
-    except checkpoint.LOADING as error:
-        raise ConfigError(f"training: {error}") from None
-    if arguments.world_size == 1 and arguments.n_gpu > 1:
-        cli.note(
-            f"note: one process uses one of the {arguments.n_gpu} cards. For all of them: "
-            f"torchrun --nproc_per_node {arguments.n_gpu} -m cmexam_tune.train ..."
-        )
-        hf_trainer.one_card(arguments)
-    if arguments.deepspeed:
-        start_deepspeed()
-    return arguments
-
-
-def _refuse(config: Config) -> None:
-    """Refuse what would only fail, or train something else than was asked for, once the weights are loaded."""
-    given = config.training.arguments
-    if config.model.load_in_4bit and config.tuning.method != "lora":
-        raise ConfigError(
-            f"model.load_in_4bit: weights of 4 bits are frozen and read by LoRA only, not by "
-            f"tuning.method={config.tuning.method}. Set tuning.method=lora, or leave it out."
-        )
-    if config.model.load_in_4bit and "zero3" in str(given.get("deepspeed")):
-        raise ConfigError(
-            "model.load_in_4bit: ZeRO-3 cannot share out weights of 4 bits. Set training.deepspeed=zero2, or leave it "
-            "out."
-        )
-    if given.get("fsdp"):
-        raise ConfigError("training.fsdp: not supported here. To share out weights set training.deepspeed=zero3.")
-    options = given.get("activation_checkpointing_kwargs") or given.get("gradient_checkpointing_kwargs") or {}
-    if config.tuning.method == "ptuning" and isinstance(options, Mapping) and options.get("use_reentrant"):
-        raise ConfigError(
-            "training.gradient_checkpointing_kwargs.use_reentrant=true: gradients would not reach the prefix of "
-            "P-tuning. Leave it out."
-        )
+        # DeepSpeed's fast path for CPUs would be compiled first. That takes minutes, processes race for it, and one
+        # killed meanwhile leaves a lock on which every later run waits.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    backend = torch.distributed.get_backend() if torch.distributed.is_initialized() else None
+    deepspeed.init_distributed(dist_backend=backend or ("nccl" if torch.cuda.is_available() else "gloo"))
 
 
 def size_buckets(arguments: TrainingArguments, trained: int) -> None:
@@ -124,49 +269,28 @@ def size_buckets(arguments: TrainingArguments, trained: int) -> None:
     zero = arguments.hf_deepspeed_config.config.get("zero_optimization", {})
     for name in ("reduce_bucket_size", "allgather_bucket_size"):
         if zero.get("stage") in (1, 2) and zero.get(name) == "auto":
-            zero[name] = bucket(trained)
+            zero[name] = bucket_size(trained)
 
 
-def bucket(trained: int) -> int:
+def bucket_size(trained: int) -> int:
     """Return the numbers in a bucket of ZeRO-2 for so many trained parameters; DeepSpeed refuses odd sizes."""
-    return min(max(trained + trained % 2, 2**16), MOST_BUCKET)
+    return min(max(trained + trained % 2, 2**16), MAX_BUCKET)
 
 
-def start_deepspeed() -> None:
-    """Connect this process with the others.
-
-    On CPUs accelerate starts torch's process group only, which ZeRO-3 finds too late for loading a model.
-    """
-    import deepspeed
-
-    if not torch.accelerator.is_available():
-        hf_trainer.skip_cpu_compilation()
-    backend = torch.distributed.get_backend() if torch.distributed.is_initialized() else None
-    deepspeed.init_distributed(dist_backend=backend or ("nccl" if torch.cuda.is_available() else "gloo"))
+# Batches
 
 
-def _single_process_environment() -> None:
-    """Give a run without a launcher the environment of one process, which DeepSpeed asks for."""
-    if "WORLD_SIZE" in os.environ:
-        return
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-
-
-def global_batch(config: Config, world: int) -> int:
+def global_batch(training: TrainingConfig, world: int) -> int:
     """Return the questions of an optimizer step: `global_batch_size`, else micro-batch x accumulation x processes.
 
     Raises:
         ConfigError: fewer questions than processes.
     """
-    given: Mapping[str, Any] = config.training.arguments
-    micro = int(given.get("per_device_train_batch_size", 8))
-    accumulation = int(given.get("gradient_accumulation_steps", 1))
-    size = config.training.global_batch_size
+    values: Mapping[str, Any] = training.arguments
+    size = training.global_batch_size
     if size is None:
-        return micro * accumulation * world
+        micro = int(values.get("per_device_train_batch_size", 8))
+        return micro * int(values.get("gradient_accumulation_steps", 1)) * world
     if size < world:
         raise ConfigError(
             f"training.global_batch_size={size} is smaller than the {world} processes: each needs a question in every "
@@ -175,16 +299,14 @@ def global_batch(config: Config, world: int) -> int:
     return size
 
 
-def layout(config: Config, world: int) -> Layout:
+def layout(training: TrainingConfig, prompt: PromptConfig, world: int) -> Layout:
     """Return how questions are grouped into steps and rows on `world` processes."""
-    prompt = config.prompt
-    limit = config.training.max_tokens_per_batch
     return Layout(
-        global_batch=global_batch(config, world),
-        micro_batch=int(config.training.arguments.get("per_device_train_batch_size", 8)),
-        max_tokens=limit,
-        pack_length=prompt.max_source_length + prompt.max_target_length if config.training.packing else None,
-        seed=config.training.seed,
+        global_batch=global_batch(training, world),
+        micro_batch=int(training.arguments.get("per_device_train_batch_size", 8)),
+        max_tokens=training.max_tokens_per_batch,
+        pack_length=prompt.max_source_length + prompt.max_target_length if training.packing else None,
+        seed=training.seed,
     )
 
 

@@ -20,7 +20,7 @@ from cmexam_tune.core.progress import Progress, duration
 from cmexam_tune.training.run_directory.log import read_log
 
 if TYPE_CHECKING:
-    from cmexam_tune.training.exam_evaluation import ExamTrainer
+    from cmexam_tune.training.trainer import ExamTrainer
 
 
 EVALUATED = {

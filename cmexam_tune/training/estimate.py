@@ -15,7 +15,7 @@ import torch
 
 from cmexam_tune.config import Config
 from cmexam_tune.models.families import Loaded
-from cmexam_tune.training import arguments, precision_checks
+from cmexam_tune.training import arguments
 from cmexam_tune.training.data import encoding
 from cmexam_tune.training.data.datasets import Data, encoded_questions, mixture
 from cmexam_tune.training.data.questions import QuestionFiles
@@ -55,7 +55,7 @@ class Estimate:
     truncation: str
 
     def __str__(self) -> str:
-        where = "card" if precision_checks.Card.here().cuda else "process"
+        where = "card" if arguments.Card.here().cuda else "process"
         stages = "\n".join(
             f"  {STAGES[stage]:<24}{need / GIB:>11.2f} GiB a {where}, {self.host[stage] / GIB:>9.2f} GiB of the host's"
             for stage, need in self.memory.items()
@@ -84,7 +84,7 @@ def dry_run(config: Config, questions: QuestionFiles) -> Estimate:
         model: Any = method.attach(loaded.model, family, config.tuning.settings)
     with tempfile.TemporaryDirectory() as cache:
         samples = encoding.encode(config, family, loaded, questions, Path(cache))
-    layout = arguments.layout(config, world)
+    layout = arguments.layout(config.training, config.prompt, world)
     mixed = mixture(samples, config.data.mixture, layout.seed)
     data = Data(encoded_questions(family, Loaded(model, loaded.tokenizer), samples), layout, mixture=mixed)
     given = config.training.arguments
@@ -131,7 +131,7 @@ def seconds(config: Config, model: Any, tokens: int) -> float:
 
 def rate(hidden: int) -> float:
     """Return the operations per second of a matrix product of this width, measured here for a moment."""
-    card = precision_checks.Card.here()
+    card = arguments.Card.here()
     device = torch.device("cuda" if card.cuda else "cpu")
     kind = torch.float32 if not card.cuda else torch.bfloat16 if card.bf16 else torch.float16
     left = torch.rand(1024, hidden, device=device, dtype=kind)
@@ -174,7 +174,7 @@ def host(config: Config, model: Any, needed: Mapping[str, int], processes: tuple
     frozen = _frozen(config, model)
     saved = trained * TRAINED_BYTES["weights"]
     shared = (frozen + trained * sum(TRAINED_BYTES.values())) // world
-    if not precision_checks.Card.here(bool(config.training.arguments.get("use_cpu"))).cuda:
+    if not arguments.Card.here(bool(config.training.arguments.get("use_cpu"))).cuda:
         offloaded = {**dict.fromkeys(needed, 0), "zero3_offload": shared}
         return {stage: local * (program + size + offloaded[stage]) + saved for stage, size in needed.items()}
     largest = max(p.numel() * p.element_size() for p in model.parameters())
@@ -192,11 +192,11 @@ def buffers(model: Any, trained: int) -> dict[str, int]:
     bucket = int(model.config.hidden_size) ** 2
     live = min(sum(p.numel() for p in model.parameters()), MOST_LIVE)
     size = _number_bytes()
-    return {"zero2": 2 * arguments.bucket(trained) * size, "zero3": (bucket + live) * size}
+    return {"zero2": 2 * arguments.bucket_size(trained) * size, "zero3": (bucket + live) * size}
 
 
 def _number_bytes() -> int:
-    return 2 if precision_checks.Card.here().cuda else 4
+    return 2 if arguments.Card.here().cuda else 4
 
 
 def _frozen(config: Config, model: Any) -> int:
@@ -230,6 +230,6 @@ def activations(config: Config, model: Any, data: Data) -> int:
     block = 12 * hidden + 4 * inner
     layers = int(shape.num_hidden_layers)
     kept = layers * hidden + block if checkpointing(config) else layers * block
-    labels = max(data.train.weights) * min(layout.micro_batch, layout.global_batch)
+    labels = max(data.train.num_targets) * min(layout.micro_batch, layout.global_batch)
     logits = 3 * 4 * labels * int(getattr(shape, "vocab_size", 0)) if config.model.family != "bert" else 0
     return slots * kept * _number_bytes() + logits

@@ -2,41 +2,29 @@
 
 import contextlib
 import math
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
-from transformers import (
-    EarlyStoppingCallback,
-    PrinterCallback,
-    TrainingArguments,
-    get_scheduler,
-    set_seed,
-)
+from transformers import EarlyStoppingCallback, PrinterCallback, TrainingArguments, set_seed
+from transformers.integrations import deepspeed as hf_deepspeed
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 
-from cmexam_tune.config import Config
+from cmexam_tune.config import Config, ModelConfig
 from cmexam_tune.core import cli, files
 from cmexam_tune.core.errors import ConfigError, TrainingStopped, UserError, first_line
 from cmexam_tune.models import checkpoint
 from cmexam_tune.models.adapters import Method
 from cmexam_tune.models.families import Family, Loaded
 from cmexam_tune.training import arguments as arguments_of
-from cmexam_tune.training import (
-    callbacks,
-    checkpoints,
-    hf_trainer,
-    monitor,
-    precision_checks,
-    processes,
-    selfcheck,
-)
+from cmexam_tune.training import callbacks, checkpoints, monitor, processes, selfcheck
 from cmexam_tune.training.data import encoding
 from cmexam_tune.training.data.datasets import Data, encoded_questions, mixture
 from cmexam_tune.training.data.questions import QuestionFiles
-from cmexam_tune.training.exam_evaluation import ExamTrainer
 from cmexam_tune.training.run_directory import loss_curve, starting
 from cmexam_tune.training.run_directory import run as runs
+from cmexam_tune.training.trainer import ExamTrainer
 
 
 def fit(
@@ -52,7 +40,7 @@ def fit(
     Everything is checked, loaded and encoded before the run folder is touched.
 
     Args:
-        run: as `starting.prepare` returned it.
+        run: as `starting.resolve_run` returned it.
         train: questions to learn from.
         validation: questions for the loss and exam accuracy while training; may be empty.
         overwrite: replace the run that is there, once the first step is done.
@@ -66,123 +54,100 @@ def fit(
         TrainingStopped: training degenerated; a checkpoint from before is kept.
         KeyboardInterrupt: a signal asked for it; a checkpoint is kept.
     """
-    args = arguments_of.build(run.config, run.path)
-    _check_evaluation(args, run.config, validation)
+    config = run.config
+    arguments_of.check_supported(config)
+    args = arguments_of.build(config.training, run.path, config.model.dtype)
+    arguments_of.check_evaluation(config.training, args, has_validation=bool(validation))
     first = args.process_index == 0
-    resume = _earlier(run, args, overwrite, trusted)
+
+    processes.check_shared(run.path)
+    if first:
+        starting.restore_backup(run.path)
+    processes.barrier()
     if run.finished and not overwrite:
-        return runs.open_values(run.path, run.config)
-    family, method = runs.parts(run.config)
-    loaded = _load(run.config, args, train, (family, method))
-    data = _data(run, args, (family, loaded), train, validation)
-    trainer = _trainer(run, args, (family, loaded), data)
-    with contextlib.ExitStack() as held:
+        return runs.open_values(run.path, config)
+    resume = None
+    if not overwrite:
+        resume = checkpoints.find_resumable(run.path, deepspeed=bool(args.deepspeed), trusted=trusted)
+
+    family, method = runs.parts(config)
+    set_seed(args.seed)
+    base = load_base(family, config.model, train, args)
+    model: Any = method.attach(base.model, family, config.tuning.settings)
+    if _is_zero3(args):
+        arguments_of.align_for_zero3(model, bf16=args.bf16, fp16=args.fp16)
+    loaded = Loaded(model, base.tokenizer)
+
+    data = _encode(config, family, loaded, train, validation, run.path / "cache", args)
+    trainer = _make_trainer(config, family, loaded, args, data)
+    with contextlib.ExitStack() as stack:
         if first:
-            _announce(run.config, args, loaded.model, data)
-            started = held.enter_context(
-                starting.writing(run, overwrite, (arguments_of.device_name(), args.world_size))
+            _announce(trainer, train.paths, config.tuning.method)
+            release_backup = stack.enter_context(
+                starting.acquire_run(
+                    run, overwrite=overwrite, device=arguments_of.device_name(), processes=args.world_size
+                )
             )
             checkpoints.clear_staging(run.path)
-            trainer.add_callback(callbacks.FirstStep(started))
+            trainer.add_callback(callbacks.FirstStep(release_backup))
         processes.barrier()
-        metrics = _steps(run, trainer, resume)
-        return _finish(run, trainer, method, metrics)
+        metrics = _take_steps(trainer, resume)
+        return runs.Run(run.path, config, _finish(run, trainer, method, metrics))
 
 
-def _earlier(run: runs.Run, args: TrainingArguments, overwrite: bool, trusted: bool) -> Path | None:
-    """Return the checkpoint to go on from, once the run folder is known to be one for all processes."""
-    processes.check_shared(run.path)
-    if args.process_index == 0:
-        starting.settle(run.path)
-    processes.barrier()
-    resume = None if overwrite else checkpoints.newest(run.path)
-    if resume is not None:
-        checkpoints.check_resumable(resume, bool(args.deepspeed), trusted)
-        checkpoints.check_state(resume)
-    return resume
+def load_base(family: Family, model: ModelConfig, questions: QuestionFiles, args: TrainingArguments) -> Loaded:
+    """Return model and tokenizer of the checkpoint, where training wants them.
 
-
-def _load(config: Config, args: TrainingArguments, train: QuestionFiles, parts: tuple[Family, Method]) -> Loaded:
-    """Return the base model with what is tuned in it."""
-    family, method = parts
-    set_seed(args.seed)
-    zero3 = bool(args.deepspeed) and args.hf_deepspeed_config.is_zero3()
-    with hf_trainer.whole_weights(args) if zero3 and config.model.adapter_name_or_path else contextlib.nullcontext():
-        # Straight to the card, so that several processes do not hold a copy each in the host's memory first.
-        loaded = family.load(config.model, train, "cpu" if zero3 else str(args.device))
-    base: Any = loaded.model
+    Straight to the card, so that several processes do not hold a copy each in the host's memory first. Under ZeRO-3
+    transformers shares the weights out among the processes while it loads.
+    """
+    zero3 = _is_zero3(args)
+    with _unpartitioned(args) if zero3 and model.adapter_name_or_path else contextlib.nullcontext():
+        loaded = family.load(model, questions, "cpu" if zero3 else str(args.device))
     if args.gradient_checkpointing:
+        # Frozen embeddings give activations without gradients, and recomputed blocks would have none either.
+        base: Any = loaded.model
         base.enable_input_require_grads()
-    model: Any = method.attach(base, family, config.tuning.settings)
-    if zero3:
-        precision_checks.align(model, bf16=args.bf16, fp16=args.fp16)
-    return Loaded(model, loaded.tokenizer)
+    return loaded
 
 
-def _steps(run: runs.Run, trainer: ExamTrainer, resume: Path | None) -> dict[str, Any]:
-    """Take the steps that are left; return the Trainer's metrics."""
-    first = trainer.args.process_index == 0
-    if resume is not None and first:
-        cli.note(f"resuming from {resume}")
-    with callbacks.signals(trainer), callbacks.Screen(trainer) as screen:
-        trainer.add_callback(screen)
-        try:
-            result = trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
-        except checkpoint.LOADING as error:
-            own = isinstance(error, TrainingStopped | torch.OutOfMemoryError)
-            if own or resume is None or trainer.state.global_step > checkpoints.step_of(resume):
-                raise
-            raise UserError(
-                f"{resume}: training cannot go on from it ({first_line(error)}). {checkpoints.OLDER}"
-            ) from error
-        if not trainer.interrupted and run.config.training.arguments.get("load_best_model_at_end"):
-            trainer.load_best()
-    if trainer.interrupted:
-        if first:
-            cli.note(f"a checkpoint was saved in {run.path}; start the same command again to go on")
-        raise KeyboardInterrupt
-    return dict(result.metrics)
+def _is_zero3(args: TrainingArguments) -> bool:
+    return bool(args.deepspeed) and args.hf_deepspeed_config.is_zero3()
 
 
-def _check_evaluation(args: TrainingArguments, config: Config, validation: QuestionFiles) -> None:
-    wants = [name for name, on in (("eval_strategy", args.eval_strategy != "no"), ("load_best_model_at_end",
-             args.load_best_model_at_end)) if on]  # fmt: skip
-    if config.training.early_stopping_patience is not None:
-        wants.append("early_stopping_patience")
-        if args.metric_for_best_model is None or args.eval_strategy == "no":
-            raise ConfigError(
-                "training.early_stopping_patience needs training.eval_strategy (steps or epoch) and "
-                "training.metric_for_best_model (loss or exam_accuracy)."
-            )
-    if wants and not validation:
-        raise ConfigError(f"training.{wants[0]}: needs validation questions. Set data.validation.")
-    if args.metric_for_best_model not in (None, "loss", "eval_loss", "exam_accuracy", "eval_exam_accuracy"):
-        raise ConfigError(
-            f"training.metric_for_best_model={args.metric_for_best_model}: known are loss and exam_accuracy."
-        )
-    # The Trainer would look for its own files; `_steps` reads the best checkpoint.
-    args.load_best_model_at_end = False
+@contextlib.contextmanager
+def _unpartitioned(args: TrainingArguments) -> Iterator[None]:
+    """Load models whole under ZeRO-3, which gets the weights afterwards; each process holds all of them.
+
+    For what has to change weights before training: an adapter that is merged into its base.
+    """
+    untyped: Any = hf_deepspeed
+    untyped.unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        untyped.set_hf_deepspeed_config(args.hf_deepspeed_config)
 
 
-def _data(
-    run: runs.Run,
-    args: TrainingArguments,
-    model: tuple[Family, Loaded],
+def _encode(
+    config: Config,
+    family: Family,
+    loaded: Loaded,
     train: QuestionFiles,
     validation: QuestionFiles,
+    cache: Path,
+    args: TrainingArguments,
 ) -> Data:
-    config, (family, loaded) = run.config, model
-    cache = Path(config.data.cache_dir) if config.data.cache_dir else run.path / "cache"
+    cache = Path(config.data.cache_dir) if config.data.cache_dir else cache
     # The first process encodes and writes the cache, the others read it.
     with args.main_process_first(desc="encoding"):
         encoded = encoding.encode(config, family, loaded, train, cache)
         held_out = encoding.encode(config, family, loaded, validation, cache) if validation else None
-    if family.task == "generate":
-        empty = encoded.table.select([i for i, labels in enumerate(encoded.weights) if not labels])
-        monitor.check_rows([(name, 0) for name in empty["question_id"]])
+    unlabelled = [i for i, num_targets in enumerate(encoded.num_targets) if num_targets == 0]
+    monitor.refuse_unlabelled(encoded.table.select(unlabelled)["question_id"][:])
     if args.process_index == 0:
         cli.note(encoding.table(encoded.truncation, config))
-    layout = arguments_of.layout(config, args.world_size)
+    layout = arguments_of.layout(config.training, config.prompt, args.world_size)
     return Data(
         encoded_questions(family, loaded, encoded),
         layout,
@@ -192,59 +157,84 @@ def _data(
     )
 
 
-def _announce(config: Config, args: TrainingArguments, model: Any, data: Data) -> None:
-    tuned = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    count = sum(int(getattr(p, "ds_numel", p.numel())) for p in tuned.values())
-    total = sum(int(getattr(p, "ds_numel", p.numel())) for p in model.parameters())
+def _make_trainer(config: Config, family: Family, loaded: Loaded, args: TrainingArguments, data: Data) -> ExamTrainer:
+    trained = sum(p.numel() for p in loaded.model.parameters() if p.requires_grad)
+    arguments_of.size_buckets(args, trained)
+    try:
+        trainer = ExamTrainer(config, family, loaded, args, data)
+        trainer.try_optimizer()
+    except checkpoint.LOADING as error:
+        # What `report_to`, `optim`, `lr_scheduler_type` or `fsdp` ask for is not installed or cannot be. The Trainer
+        # has made its folder.
+        with contextlib.suppress(OSError):
+            Path(str(args.output_dir)).rmdir()
+        raise ConfigError(f"training: {first_line(error)}") from None
+    trainer.remove_callback(DEFAULT_PROGRESS_CALLBACK)  # another class in a notebook
+    trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(callbacks.JsonlLog(trainer.run_folder / runs.LOG))
+    trainer.add_callback(callbacks.StopOnRequest(trainer))
+    if config.training.early_stopping_patience is not None:
+        trainer.add_callback(EarlyStoppingCallback(config.training.early_stopping_patience))
+    return trainer
+
+
+def _announce(trainer: ExamTrainer, paths: tuple[str, ...], method: str | None) -> None:
+    """Tell what is trained, on what, and which settings are known to hurt."""
+    args, data, config = trainer.args, trainer.data, trainer.config
+    trained = {name: p for name, p in trainer.loaded.model.named_parameters() if p.requires_grad}
+    count = sum(int(getattr(p, "ds_numel", p.numel())) for p in trained.values())
+    total = sum(int(getattr(p, "ds_numel", p.numel())) for p in trainer.loaded.model.parameters())
     plan = data.sampler(0, args.world_size)
     cli.note(
         f"{count:,} of {total:,} parameters are trained ({100 * count / total:.3g}%); {plan.questions:,} questions, "
         f"{data.layout.global_batch} in each step on {args.world_size} process(es); padding {100 * plan.padding():.1f}%"
     )
     if data.mixture:
-        shares = zip(data.mixture.counts(), config.data.train, strict=True)
+        shares = zip(data.mixture.counts(), paths, strict=True)
         cli.note("each epoch: " + ", ".join(f"{count:,} of {path}" for count, path in shares))
-    chosen = {"bf16": args.bf16, "fp16": args.fp16}
-    for line in precision_checks.warnings(config, chosen, {name: p.dtype for name, p in tuned.items()}):
+    dtypes = {name: p.dtype for name, p in trained.items()}
+    for line in arguments_of.precision_warnings(config.training, method, fp16=args.fp16, trainable=dtypes):
         cli.note(f"warning: {line}")
 
 
-def _trainer(run: runs.Run, args: TrainingArguments, model: tuple[Family, Loaded], data: Data) -> ExamTrainer:
-    family, loaded = model
-    trained = sum(p.numel() for p in loaded.model.parameters() if p.requires_grad)
-    arguments_of.size_buckets(args, trained)
-    try:
-        trainer = ExamTrainer(run.config, family, loaded, args, data, eval_dataset=data.validation)
-        _try_optimizer(trainer)
-    except checkpoint.LOADING as error:
-        # What `report_to`, `optim`, `lr_scheduler_type` or `fsdp` ask for is not installed or cannot be.
-        with contextlib.suppress(OSError):
-            run.path.rmdir()
-        raise ConfigError(f"training: {first_line(error)}") from None
-    trainer.remove_callback(DEFAULT_PROGRESS_CALLBACK)  # another class in a notebook
-    trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(callbacks.JsonlLog(run.path / runs.LOG))
-    trainer.add_callback(callbacks.StopOnRequest(trainer))
-    if run.config.training.early_stopping_patience is not None:
-        trainer.add_callback(EarlyStoppingCallback(run.config.training.early_stopping_patience))
-    return trainer
+def _take_steps(trainer: ExamTrainer, resume: Path | None) -> dict[str, float]:
+    """Take the steps that are left; return the Trainer's metrics.
+
+    Raises:
+        UserError: the checkpoint cannot be gone on from.
+        KeyboardInterrupt: a signal asked for it; a checkpoint is kept.
+    """
+    first = trainer.args.process_index == 0
+    if resume is not None and first:
+        cli.note(f"resuming from {resume}")
+    with callbacks.signals(trainer), callbacks.Screen(trainer) as screen:
+        trainer.add_callback(screen)
+        try:
+            result = trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
+        except checkpoint.LOADING as error:
+            # Only before its first step can a failure be the checkpoint's.
+            own = isinstance(error, TrainingStopped | torch.OutOfMemoryError)
+            if own or resume is None or trainer.state.global_step > checkpoints.step_of(resume):
+                raise
+            raise UserError(
+                f"{resume}: training cannot go on from it ({first_line(error)}). {checkpoints.GO_BACK}"
+            ) from error
+        if not trainer.interrupted and trainer.config.training.arguments.get("load_best_model_at_end"):
+            trainer.load_best()
+    if trainer.interrupted:
+        if first:
+            cli.note(f"a checkpoint was saved in {trainer.run_folder}; start the same command again to go on")
+        raise KeyboardInterrupt
+    return dict(result.metrics)
 
 
-def _try_optimizer(trainer: ExamTrainer) -> None:
-    """Make the optimizer and its schedule for a single number: what they refuse, they refuse before the run starts."""
-    args, model = trainer.args, cast(Any, trainer.loaded.model)
-    kind, options = trainer.get_optimizer_cls_and_kwargs(args, model)
-    if not {"params", "model", "optimizer_dict"} & set(options):
-        optimizer = kind([torch.nn.Parameter(torch.zeros(1))], **options)
-        steps = max(args.max_steps, len(trainer.get_train_dataloader()))
-        get_scheduler(
-            args.lr_scheduler_type, optimizer, args.get_warmup_steps(steps), steps, cast(Any, args.lr_scheduler_kwargs)
-        )
+def _finish(run: runs.Run, trainer: ExamTrainer, method: Method, metrics: dict[str, float]) -> dict[str, float]:
+    """Write what training leaves, the Trainer's state last: its presence says that all is there.
 
-
-def _finish(run: runs.Run, trainer: ExamTrainer, method: Method, metrics: dict[str, Any]) -> runs.Run:
-    """Write the adapter and the end of the story; the Trainer's state comes last and says that all is there."""
-    weights = trainer.weights()
+    Returns:
+        The metrics that were written.
+    """
+    state_dict = trainer.state_dict_on_rank0()
     args = trainer.args
     metrics["padding"] = trainer.data.sampler(0, args.world_size).padding()
     metrics["tokens_per_second"] = trainer.tokens_done / max(float(metrics.get("train_runtime", 0)), 1e-9)
@@ -253,8 +243,8 @@ def _finish(run: runs.Run, trainer: ExamTrainer, method: Method, metrics: dict[s
     metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
     if args.process_index == 0:
         labels = trainer.loaded.model.config.id2label if trainer.family.task == "classify" else None
-        facts = runs.card(run.config, checkpoint.tokenizer_hash(trainer.loaded.tokenizer), labels)
-        selfcheck.save_and_verify(run, trainer, method, weights, facts)
+        card = runs.card(run.config, checkpoint.tokenizer_hash(trainer.loaded.tokenizer), labels)
+        selfcheck.save_and_verify(run.adapter, trainer, method, state_dict, card)
         runs.write_json(run.path / runs.METRICS, metrics)
         trainer.state.save_to_json(str(run.path / f".{runs.STATE}"))
         with files.atomic_write(run.path / "loss.svg") as handle:
@@ -263,4 +253,4 @@ def _finish(run: runs.Run, trainer: ExamTrainer, method: Method, metrics: dict[s
         if not args.disable_tqdm and not cli.in_notebook():
             cli.note(loss_curve.text(run.log))
     processes.barrier()
-    return runs.Run(run.path, run.config, metrics)
+    return metrics

@@ -1,4 +1,4 @@
-"""What can go wrong silently while training, found at the step where it happens and explained."""
+"""What can go wrong silently while training, noticed at the step where it happens and explained."""
 
 import math
 from collections.abc import Sequence
@@ -8,85 +8,89 @@ from cmexam_tune.core.errors import TrainingStopped
 
 CONVERGED = 1e-2
 """A loss below this may reach an exact 0 by learning; from above it, 0 means that the logits have degenerated."""
-MOST_SKIPPED = 20
+MAX_SKIPPED = 20
 """Steps in a row that loss scaling may skip; from 65536 to below 1 it needs 17."""
+NAMED = 8
+"""Questions of a step that the message names."""
 
 
 @dataclass
-class Guards:
-    """Judges each step; `problem` is what was found, None while all is well."""
+class TrainingMonitor:
+    """Judges each step; `problem` is the first thing that went wrong and its remedy, None while all is well."""
 
     fp16: bool = False
     problem: str | None = None
+    ids: list[str] = field(default_factory=list)
+    """Questions of the step that is running."""
     _last_loss: float = math.inf
     _skipped: int = 0
-    ids: list[str] = field(default_factory=list)
 
-    def begin(self, ids: Sequence[str]) -> None:
+    def on_step_begin(self, ids: Sequence[str]) -> None:
         """Remember the questions of the step that starts."""
         self.ids = list(ids)
 
-    def loss(self, value: float, items: int) -> None:
+    def on_loss(self, loss: float, step_targets: int) -> None:
         """Judge this process's loss of a step, before the optimizer has used its gradients."""
-        if items == 0:
-            self._found("no token in this batch carries a label", "Raise prompt.max_target_length.")
-        elif not math.isfinite(value):
-            self._found(
-                f"the loss is {value}",
+        if step_targets == 0:
+            self._report("no token in this batch carries a label", "Raise prompt.max_target_length.")
+        elif not math.isfinite(loss):
+            self._report(
+                f"the loss is {loss}",
                 "Usual causes: activations beyond float16 (65504), or a learning rate that is too high. "
                 + ("Use bf16 where the card has it, or lower" if self.fp16 else "Lower")
                 + " training.learning_rate and add training.warmup_steps.",
             )
-        elif value == 0 and self._last_loss > CONVERGED:
-            self._found(
+        elif loss == 0 and self._last_loss > CONVERGED:
+            self._report(
                 "the loss is exactly 0",
                 "Usual cause: the logits have become NaN or constant after an overflow (P-tuning at 2e-2 in fp16 is "
                 "known for it). Lower training.learning_rate, or use bf16.",
             )
-        self._last_loss = value
+        self._last_loss = loss
 
-    def gradient(self, norm: float | None, overflow: bool = False) -> None:
-        """Judge the norm of all gradients of a step, before clipping; `overflow`: loss scaling has skipped the step."""
-        if norm is None or self.problem or overflow:
+    def on_grad_norm(self, norm: float | None, skipped: bool = False) -> None:
+        """Judge the norm of all gradients of a step, before clipping; `skipped`: loss scaling has skipped the step."""
+        if norm is None or self.problem or skipped:
             return
         if norm == 0:
-            self._found(
+            self._report(
                 "all gradients are 0",
                 "Usual causes: nothing trainable is connected to the loss (gradient checkpointing without input "
                 "gradients, a frozen adapter), or float16 underflow.",
             )
         elif not math.isfinite(norm):
-            self._found(f"the gradient norm is {norm}", "Lower training.learning_rate or training.max_grad_norm.")
+            self._report(f"the gradient norm is {norm}", "Lower training.learning_rate or training.max_grad_norm.")
 
-    def scale(self, value: float | None, skipped: bool) -> None:
-        """Judge float16 loss scaling after a step."""
+    def on_loss_scale(self, scale: float | None, skipped: bool) -> None:
+        """Judge float16 loss scaling after a step; `scale` is None where nothing is scaled."""
         self._skipped = self._skipped + 1 if skipped else 0
-        if value is not None and (value < 1 or self._skipped >= MOST_SKIPPED):
-            self._found(
-                f"the loss scale has collapsed to {value:g} ({self._skipped} steps in a row had infinite gradients)",
+        if scale is not None and (scale < 1 or self._skipped >= MAX_SKIPPED):
+            self._report(
+                f"the loss scale has collapsed to {scale:g} ({self._skipped} steps in a row had infinite gradients)",
                 "float16 cannot hold this model's gradients. Use bf16 where the card has it, or lower "
                 "training.learning_rate; a base model that was trained in bfloat16 often overflows in float16.",
             )
 
-    def _found(self, what: str, remedy: str) -> None:
+    def _report(self, what: str, remedy: str) -> None:
+        # What comes later in the same step follows from the first.
         self.problem = self.problem or f"{what}.\n{remedy}"
 
-    def stop(self, step: int, checkpoint: str | None) -> TrainingStopped:
+    def error(self, step: int, checkpoint: str | None) -> TrainingStopped:
         """Return the error that ends the run, naming step, questions, likely cause and remedy."""
-        shown = ", ".join(self.ids[:8]) + (f" and {len(self.ids) - 8} more" if len(self.ids) > 8 else "")
-        where = f"\nThe state before this step is in {checkpoint}." if checkpoint else ""
-        what = self.problem or "another process has stopped (its message says why)."
-        return TrainingStopped(f"step {step}, questions {shown}: {what}{where}")
+        ids = ", ".join(self.ids[:NAMED]) + (f" and {len(self.ids) - NAMED} more" if len(self.ids) > NAMED else "")
+        saved = f"\nThe state before this step is in {checkpoint}." if checkpoint else ""
+        problem = self.problem or "another process has stopped (its message says why)."
+        return TrainingStopped(f"step {step}, questions {ids}: {problem}{saved}")
 
 
-def check_rows(rows: Sequence[tuple[str, int]]) -> None:
-    """Refuse questions without a label before the first step.
+def refuse_unlabelled(ids: Sequence[str]) -> None:
+    """Refuse questions without a label (their `ids`), before the first step.
 
-    Args:
-        rows: (question id, number of labels).
+    Raises:
+        TrainingStopped: there is one.
     """
-    if empty := [name for name, labels in rows if labels == 0]:
+    if ids:
         raise TrainingStopped(
-            f"{len(empty)} questions carry no label, the first is {empty[0]}: they would be trained on without a loss. "
+            f"{len(ids)} questions carry no label, the first is {ids[0]}: they would be trained on without a loss. "
             "Raise prompt.max_target_length, or report this family's `encode`."
         )

@@ -3,6 +3,7 @@
 import dataclasses
 import shutil
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -15,86 +16,96 @@ from cmexam_tune.training.data.sampler import Plan
 from cmexam_tune.training.run_directory import run as runs
 
 if TYPE_CHECKING:
-    from cmexam_tune.training.exam_evaluation import ExamTrainer
+    from cmexam_tune.training.trainer import ExamTrainer
 
 
 def save_and_verify(
-    run: runs.Run,
+    adapter: Path,
     trainer: "ExamTrainer",
     method: Method,
-    weights: Mapping[str, torch.Tensor],
-    facts: runs.Card,
+    state_dict: Mapping[str, torch.Tensor],
+    card: runs.Card,
 ) -> None:
-    """Write `adapter/` beside its place, check it, and rename it.
+    """Write the adapter beside its place, check it, and rename it.
 
     Args:
-        run: whose folder is written to.
+        adapter: folder that it will have; one that is there is replaced.
         trainer: holds the trained model.
         method: writes and reads the adapter.
-        weights: the trained parameters, collected under ZeRO-3.
-        facts: what is stored with the adapter (`runs.card`).
+        state_dict: the trained parameters, gathered from all processes.
+        card: what is stored with the adapter.
 
     Raises:
         TrainingStopped: nothing was learnt to save, or reading back gives another model.
     """
-    model = trainer.tuned
-    # What DeepSpeed has in the model is rounded to half precision, or not there at all.
-    state = None
+    run = adapter.parent
+    if not state_dict or all(not value.any() for value in state_dict.values()):
+        raise TrainingStopped(f"{run}: the adapter would be empty or all zero. The last checkpoint is kept.")
+    if broken := [name for name, value in state_dict.items() if not value.isfinite().all()]:
+        raise TrainingStopped(f"{run}: {broken[0]} holds NaN or infinity, the adapter would be worthless.")
+    model = trainer.unwrapped_model
+    gathered = None
     if trainer.is_deepspeed_enabled:
-        state = weights if trainer.zero3 else {**model.state_dict(), **weights}
-    if not weights or all(not value.any() for value in weights.values()):
-        raise TrainingStopped(f"{run.path}: the adapter would be empty or all zero. The last checkpoint is kept.")
-    if broken := [name for name, value in weights.items() if not value.isfinite().all()]:
-        raise TrainingStopped(f"{run.path}: {broken[0]} holds NaN or infinity, the adapter would be worthless.")
-    staged = run.path / f".{runs.ADAPTER}"
+        # What DeepSpeed has in the model is rounded to half precision, or not there at all.
+        gathered = state_dict if trainer.zero3 else {**model.state_dict(), **state_dict}
+    staged = adapter.with_name(f".{adapter.name}")
     shutil.rmtree(staged, ignore_errors=True)
     staged.mkdir(parents=True)
     try:
-        method.save(model, staged, state)
+        method.save(model, staged, gathered)
         if method.standalone:
             trainer.loaded.tokenizer.save_pretrained(staged)
-        runs.write_json(staged / runs.CARD, dataclasses.asdict(facts))
+        runs.write_json(staged / runs.CARD, dataclasses.asdict(card))
         if not any(path.stat().st_size for path in staged.glob("*.safetensors")):
-            raise TrainingStopped(f"{run.path}: {method} wrote no weights.")
+            raise TrainingStopped(f"{run}: {method} wrote no weights.")
         if not trainer.zero3:
-            _compare(trainer, model, method, weights)
-        if run.adapter.exists():
-            shutil.rmtree(run.adapter)
-        staged.rename(run.adapter)
+            # Under ZeRO-3 this process holds a part of the base, and cannot run a forward pass by itself.
+            _check_logits(staged, trainer, method, state_dict)
+        if adapter.exists():
+            shutil.rmtree(adapter)
+        staged.rename(adapter)
     except (OSError, RuntimeError) as error:
         shutil.rmtree(staged, ignore_errors=True)
-        if not isinstance(error, TrainingStopped) and checkpoints.is_full_disk(error, run.path):
-            raise checkpoints.no_space(run.path) from error
+        if not isinstance(error, TrainingStopped) and checkpoints.is_full_disk(error, run):
+            raise checkpoints.no_space(run) from error
         raise
 
 
 @torch.no_grad()
-def _compare(trainer: "ExamTrainer", model: Any, method: Method, weights: Mapping[str, torch.Tensor]) -> None:
-    """Empty the trained parameters, read them back from the file and compare the logits of one question."""
-    tuned = {name: p for name, p in model.named_parameters() if p.requires_grad}
+def _check_logits(saved: Path, trainer: "ExamTrainer", method: Method, state_dict: Mapping[str, torch.Tensor]) -> None:
+    """Zero the trained parameters, read them back from `saved`, and compare the logits of one question.
+
+    Zeroed first: parameters that `method.load` forgets would otherwise still be right in memory.
+
+    Raises:
+        TrainingStopped: they differ; the model is left as it was.
+    """
+    model = trainer.unwrapped_model
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     before = _logits(trainer, model)
-    for parameter in tuned.values():
+    for parameter in trained.values():
         parameter.zero_()
     try:
-        method.load(model, trainer.run_folder / f".{runs.ADAPTER}")
+        method.load(model, saved)
         after = _logits(trainer, model)
     finally:
-        for name, value in weights.items():
-            tuned[name].copy_(value)
+        for name, value in state_dict.items():
+            trained[name].copy_(value)
     difference = float((before - after).abs().max())
     # On CPUs bitsandbytes packs its weights for speed and unpacks them when a state dict is asked for, and rounds.
     rounds = getattr(model, "is_loaded_in_4bit", False) and trainer.args.device.type == "cpu"
     if not difference <= (1e-2 if rounds else 1e-3) * max(1.0, float(before.abs().max())):
         raise TrainingStopped(
-            f"{trainer.run_folder}: the adapter that was written gives other logits than the trained model (by "
+            f"{saved.parent}: the adapter that was written gives other logits than the trained model (by "
             f"{difference:.3g}). The last checkpoint is kept; please report this."
         )
 
 
 def _logits(trainer: "ExamTrainer", model: Any) -> torch.Tensor:
+    """Return the logits of the first training question: float32 [labels, vocabulary], of a classifier [1, options]."""
     batch = trainer.data.train[Plan((((0,),),), 1)]
-    inputs = {k: v.to(trainer.args.device) for k, v in batch.micro[0].items()}
-    with trainer.mixed():
+    inputs = trainer.on_device(batch.micro[0])
+    with trainer.autocast():
         if trainer.label_logits is not None:
             labels = inputs.pop("labels")
             scores, _ = trainer.label_logits(model.eval(), inputs, labels)

@@ -24,7 +24,7 @@ class Data:
 
     def sampler(self, rank: int, world: int) -> StepSampler:
         """Return the plan of one process."""
-        return StepSampler(self.train.lengths, self.train.weights, self.layout, rank, world, self.mixture)
+        return StepSampler(self.train.lengths, self.train.num_targets, self.layout, rank, world, self.mixture)
 
     def evaluation_layout(self, micro_batch: int) -> Layout:
         """Return the layout of one pass over the validation questions, never packed."""
@@ -35,7 +35,7 @@ class Data:
 def encoded_questions(family: Family, loaded: Loaded, samples: Samples) -> EncodedQuestions:
     """Return samples with the family's way to make batches of them."""
     collate = functools.partial(family.collate, loaded)
-    return EncodedQuestions(samples.table, samples.lengths, samples.weights, collate)
+    return EncodedQuestions(samples.table, samples.lengths, samples.num_targets, collate)
 
 
 def mixture(samples: Samples, weights: Sequence[float], seed: int) -> Mixture | None:

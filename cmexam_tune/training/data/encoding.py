@@ -47,7 +47,7 @@ class Samples(NamedTuple):
     """`question_id`, `input_ids`, `labels` and what else the family's `collate` reads; one row for each question."""
     lengths: list[int]
     """Tokens of each; a question with several sequences (multiple choice) counts its longest."""
-    weights: list[int]
+    num_targets: list[int]
     """Labels of each; 1 for classifiers."""
     sources: list[int]
     """Number of the file that each is from."""

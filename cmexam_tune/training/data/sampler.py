@@ -33,9 +33,9 @@ class Batch(NamedTuple):
     """Collated micro-batches, run one after the other before the optimizer steps."""
     ids: list[list[str]]
     """Question ids of each micro-batch."""
-    weights: list[int]
+    num_targets: list[int]
     """Labels (generation) or questions (classification) in each micro-batch."""
-    items: int
+    step_targets: int
     """The same, over the whole step and all processes: what the loss is divided by."""
     tokens: int
     """Tokens without padding, over the whole step and all processes."""
@@ -45,7 +45,7 @@ class Plan(NamedTuple):
     """One process's part of one step, as indices into the encoded rows."""
 
     micro: tuple[MicroBatch, ...]
-    items: int
+    step_targets: int
     tokens: int = 0
 
 
@@ -167,13 +167,13 @@ class StepSampler(BatchSampler):
     def __init__(
         self,
         lengths: Sequence[int],
-        weights: Sequence[int],
+        num_targets: Sequence[int],
         layout: Layout,
         rank: int,
         world: int,
         mixture: Mixture | None = None,
     ) -> None:
-        self.lengths, self.weights, self.layout, self.rank, self.world = lengths, weights, layout, rank, world
+        self.lengths, self.num_targets, self.layout, self.rank, self.world = lengths, num_targets, layout, rank, world
         self.mixture = mixture
         self.questions = len(lengths) if mixture is None else sum(mixture.counts())
         """Of an epoch, over all processes."""
@@ -190,7 +190,7 @@ class StepSampler(BatchSampler):
     def __iter__(self) -> Iterator[list[Plan]]:  # type: ignore[override]
         for step in self._steps():
             micro = spread(step, self.lengths, self.layout, self.world)[self.rank]
-            yield [Plan(micro, sum(self.weights[i] for i in step), sum(self.lengths[i] for i in step))]
+            yield [Plan(micro, sum(self.num_targets[i] for i in step), sum(self.lengths[i] for i in step))]
 
     def _steps(self) -> list[list[int]]:
         return order(self.lengths, self.layout, self.epoch, self.mixture)
@@ -212,9 +212,9 @@ class StepSampler(BatchSampler):
 class EncodedQuestions(Dataset[Batch]):
     """The samples of a run; indexing with a `Plan` collates its micro-batches."""
 
-    def __init__(self, table: Any, lengths: Sequence[int], weights: Sequence[int], collate: Any) -> None:
+    def __init__(self, table: Any, lengths: Sequence[int], num_targets: Sequence[int], collate: Any) -> None:
         """Take a `datasets.Dataset` of samples, their tokens, their labels (classifiers: 1 each), and a collator."""
-        self.table, self.lengths, self.weights, self.collate = table, lengths, weights, collate
+        self.table, self.lengths, self.num_targets, self.collate = table, lengths, num_targets, collate
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -225,8 +225,8 @@ class EncodedQuestions(Dataset[Batch]):
         return Batch(
             [self.collate(groups) if groups else self._nothing() for groups in filled],
             [[str(sample["question_id"]) for group in groups for sample in group] for groups in filled],
-            [sum(self.weights[i] for group in micro for i in group) for micro in plan.micro],
-            plan.items,
+            [sum(self.num_targets[i] for group in micro for i in group) for micro in plan.micro],
+            plan.step_targets,
             plan.tokens,
         )
 

@@ -14,16 +14,12 @@ checkpoint-<step>/   to resume from
 import dataclasses
 import html
 import json
-import platform
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from cmexam_tune import __version__
-from cmexam_tune.config import Config, dump_config, load_config
+from cmexam_tune.config import Config, load_config
 from cmexam_tune.core import documents, files, jsonl, variants
 from cmexam_tune.core.errors import ConfigError, UserError
 from cmexam_tune.models.adapters import Method
@@ -32,8 +28,6 @@ from cmexam_tune.training.run_directory.log import read_log
 
 CONFIG, ADAPTER, LOG, STATE = "config.yaml", "adapter", "log.jsonl", "trainer_state.json"
 ENVIRONMENT, METRICS, CARD = "environment.json", "metrics.json", "cmexam_tune.json"
-MODEL_PATHS = ("model_name_or_path", "adapter_name_or_path")
-PACKAGES = ("torch", "transformers", "peft", "accelerate", "deepspeed", "tokenizers", "safetensors", "sentencepiece")
 
 
 @dataclass(frozen=True)
@@ -119,23 +113,6 @@ def open_values(path: Path, config: Config) -> Run:
     return Run(path, config, _metrics(path))
 
 
-def absolute(config: Config) -> Config:
-    """Return the config with paths of this machine that hold from any folder; names on the hub stay."""
-
-    def whole(path: str | None) -> str | None:
-        if path is None or not (here := Path(path).expanduser()).exists():
-            return path
-        return str(here.absolute())
-
-    model, data = config.model, config.data
-    paths: dict[str, Any] = {name: whole(getattr(model, name)) for name in MODEL_PATHS}
-    names = ("train", "validation", "test")
-    questions: dict[str, Any] = {name: tuple(whole(path) or path for path in getattr(data, name)) for name in names}
-    return dataclasses.replace(
-        config, model=dataclasses.replace(model, **paths), data=dataclasses.replace(data, **questions)
-    )
-
-
 def reports(path: Path) -> list[Path]:
     """Return the reports about a run, the oldest first: in its folder, or beside it as `recipes/run.sh` writes them."""
     beside = path.absolute().parent.glob("report*/report.json") if path.absolute().name == "run" else ()
@@ -155,30 +132,6 @@ def write_json(path: Path, value: Any) -> None:
     with files.atomic_write(path) as handle:
         json.dump(value, handle, ensure_ascii=False, indent=2)
         handle.write("\n")
-
-
-def begin(run: Run, device: str, processes: int) -> None:
-    """Write what is known before training: config.yaml and environment.json."""
-    with files.atomic_write(run.path / CONFIG) as handle:
-        handle.write(dump_config(run.config))
-    versions = {}
-    for name in PACKAGES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    write_json(
-        run.path / ENVIRONMENT,
-        {
-            "cmexam_tune": __version__,
-            "python": platform.python_version(),
-            **versions,
-            "platform": platform.platform(),
-            "device": device,
-            "processes": processes,
-            "command": sys.argv,
-        },
-    )
 
 
 def card(config: Config, tokenizer_hash: str, labels: Mapping[Any, str] | None = None) -> Card:

@@ -17,7 +17,9 @@ from pathlib import Path
 
 import uvicorn
 
-from cmexam_tune import chat, serve, tiny
+from cmexam_tune import serve, tiny
+from cmexam_tune.inference import loading
+from cmexam_tune.inference.serving.app import application
 
 
 def recipe(folder: Path, tokens: int) -> Path:
@@ -51,8 +53,8 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=16)
     got = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, serve.listen("127.0.0.1", 0) as opened:
-        config, loaded = chat.load(recipe(Path(folder), got.tokens))
-        server = uvicorn.Server(uvicorn.Config(serve.application(config, loaded, "tiny"), log_level="warning"))
+        config, loaded = loading.load_writer(recipe(Path(folder), got.tokens))
+        server = uvicorn.Server(uvicorn.Config(application(config, loaded, "tiny"), log_level="warning"))
         threading.Thread(target=server.run, kwargs={"sockets": [opened]}, daemon=True).start()
         address = f"http://127.0.0.1:{opened.getsockname()[1]}"
         ask(address, 0)

@@ -90,6 +90,11 @@ def test_only_programs_at_the_top() -> None:
         assert "main" in functions or path.name == "__init__.py", f"{path.name} is no program"
 
 
+def test_every_folder_of_modules_is_a_package() -> None:
+    """A folder without `__init__.py` can be imported from here, and is left out of the wheel."""
+    assert [str(path.parent) for path in FILES if not (path.parent / "__init__.py").is_file()] == []
+
+
 def test_every_part_says_what_it_is() -> None:
     for path in PACKAGE.glob("*/__init__.py"):
         words = ast.get_docstring(tree(path)) or ""

@@ -21,7 +21,10 @@ from cmexam_tune import chat, prompts, serve, tiny
 from cmexam_tune.core import jsonl
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.core.schema import Prediction, Question
-from cmexam_tune.inference.serving import openai_protocol
+from cmexam_tune.inference import conversation, loading
+from cmexam_tune.inference.serving import Limits, openai_protocol
+from cmexam_tune.inference.serving.app import application
+from cmexam_tune.inference.serving.batcher import DynamicBatcher, settled
 from cmexam_tune.predict import predict
 from cmexam_tune.preprocess import preprocess
 from cmexam_tune.train import train
@@ -55,14 +58,14 @@ def run(folder: Path) -> Path:
     return trained(folder, "lora_llama", "llama")
 
 
-LIMITS = serve.Limits(body=20_000, prompt_tokens=600, output_tokens=400, seconds=60)
+LIMITS = Limits(body=20_000, prompt_tokens=600, output_tokens=400, seconds=60)
 
 
 @contextlib.contextmanager
 def serving(run: Path | str, *overrides: str, **more: Any) -> Iterator[openai.OpenAI]:
-    config, loaded = chat.load(run, overrides)
+    config, loaded = loading.load_writer(run, overrides)
     with serve.listen("127.0.0.1", 0) as opened:
-        app = serve.application(config, loaded, "tuned", LIMITS, **more)
+        app = application(config, loaded, "tuned", LIMITS, **more)
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]}, daemon=True)
         thread.start()
@@ -105,7 +108,7 @@ CHAT = (
 
 
 def test_messages_go_to_the_model_as_they_are(client: openai.OpenAI, run: Path) -> None:
-    config, loaded = chat.load(run)
+    config, loaded = loading.load_writer(run)
     for text in (LM_EVAL, EXAM, NO_EXAM):
         got = client.chat.completions.create(model="tuned", messages=user(text), max_tokens=1)
         plain = prompts.wrap(text, config.prompt.template)
@@ -126,7 +129,7 @@ def test_the_recipe_s_system_text_is_not_put_before_a_client_s_messages(run: Pat
             got = client.chat.completions.create(model="tuned", messages=user(NO_EXAM), max_tokens=1)
             assert got.usage is not None
             counts.append(got.usage.prompt_tokens)
-    tokenizer = cast(Any, chat.load(run)[1].tokenizer)
+    tokenizer = cast(Any, loading.load_writer(run)[1].tokenizer)
     texts = [prompts.wrap(NO_EXAM, "alpaca", system) for system in (None, "你是医生，请认真回答。")]
     assert counts == [len(tokenizer(text)["input_ids"]) for text in texts]
 
@@ -153,7 +156,6 @@ def test_votes_against_this_server(client: openai.OpenAI, folder: Path, tmp_path
 
 
 def test_a_seed_gives_the_same_text_in_any_batch(client: openai.OpenAI, run: Path) -> None:
-    from cmexam_tune.inference.serving.batcher import Together
     from cmexam_tune.models.generation.streaming import RowOptions
 
     asked: Any = {"model": "tuned", "messages": user(NO_EXAM), "max_tokens": 12, "temperature": 1.5}
@@ -161,12 +163,14 @@ def test_a_seed_gives_the_same_text_in_any_batch(client: openai.OpenAI, run: Pat
         client.chat.completions.create(**asked, seed=seed).choices[0].message.content for seed in (7, 7, 2**40, None)
     ]
     assert texts[0] == texts[1] and len(set(texts)) == 3
-    config, loaded = chat.load(run, ["generation.max_new_tokens=12", "generation.do_sample=true",
+    config, loaded = loading.load_writer(run, ["generation.max_new_tokens=12", "generation.do_sample=true",
                                      "generation.temperature=1.5", "generation.top_p=1.0"])  # fmt: skip
-    together = Together(loaded, 8)
-    waiting = [together.submit(chat.asked(user(NO_EXAM)), config, RowOptions(seed=seed)) for seed in (5, 2**40, 7)]
+    batcher = DynamicBatcher(loaded, 8)
+    waiting = [
+        batcher.submit(conversation.asked(user(NO_EXAM)), config, RowOptions(seed=seed)) for seed in (5, 2**40, 7)
+    ]
     assert [one.future.result().text for one in waiting][1:] == [texts[2], texts[0]]
-    assert together.batches <= 2, "requests with seeds of their own are one batch"
+    assert batcher.batches <= 2, "requests with seeds of their own are one batch"
 
 
 def test_several_answers_to_several_prompts(client: openai.OpenAI) -> None:
@@ -205,14 +209,7 @@ def test_fields_that_change_no_answer(client: openai.OpenAI) -> None:
     whole = client.chat.completions.create(**asked).choices[0].message.content
     free = {"user": "me", "store": True, "metadata": {"a": "b"}, "parallel_tool_calls": False, "tool_choice": "none",
             "service_tier": "auto", "response_format": {"type": "text"}, "tools": [], "n": 1}  # fmt: skip
-    names = {
-        *openai_protocol.FIELDS,
-        *openai_protocol.NEUTRAL,
-        *openai_protocol.IGNORED,
-        "reasoning_effort",
-        "functions",
-        "whatever",
-    }
+    names = {*openai_protocol.ChatRequest.model_fields, "prompt", "reasoning_effort", "functions", "whatever"}
     nothing = dict.fromkeys(names - {*free, "model", "messages"})
     for sent in (body(messages=user(NO_EXAM), **free), body(messages=user(NO_EXAM), **nothing)):
         with urllib.request.urlopen(f"{client.base_url}chat/completions", sent.encode()) as answer:
@@ -236,11 +233,11 @@ def test_a_conversation_in_any_order_of_roles(
     order = ", ".join(role for role, _ in turns)
     with pytest.raises(openai.BadRequestError, match=f"'cmexam_lora' has no form for messages in the order {order}:"):
         client.chat.completions.create(model="tuned", messages=said(turns))
-    config, loaded = chat.load("zeroshot_qwen", untrained(folder, "auto"))
+    config, loaded = loading.load_writer("zeroshot_qwen", untrained(folder, "auto"))
     tokenizer: Any = loaded.tokenizer
     tokenizer.chat_template = CHAT
     written = "".join(f"<{role}>{content}\n" for role, content in turns) + "<assistant>"
-    reply = chat.reply(config, loaded, said(turns))
+    reply = conversation.reply(config, loaded, said(turns))
     assert reply.prompt_tokens == len(tokenizer(written, add_special_tokens=False)["input_ids"])
 
 
@@ -271,18 +268,17 @@ def test_a_developer_is_a_system(run: Path, folder: Path) -> None:
 @pytest.mark.parametrize("beams", [1, 2])
 def test_stop_stops(run: Path, beams: int) -> None:
     """A row ends at its own stop text, is charged up to there, and the others of its batch go on."""
-    from cmexam_tune.inference.serving.batcher import Together
     from cmexam_tune.models.generation.streaming import RowOptions
 
-    config, loaded = chat.load(run, ["generation.max_new_tokens=60", f"generation.num_beams={beams}"])
+    config, loaded = loading.load_writer(run, ["generation.max_new_tokens=60", f"generation.num_beams={beams}"])
     steps = list[int]()
     cast(Any, loaded.model).register_forward_hook(lambda *given: steps.append(1))
-    asked = chat.asked(user("x"))
+    asked = conversation.asked(user("x"))
 
     def write(*options: RowOptions) -> list[Any]:
         steps.clear()
-        together = Together(loaded, 8)
-        waiting = [together.submit(asked, config, row) for row in options]
+        batcher = DynamicBatcher(loaded, 8)
+        waiting = [batcher.submit(asked, config, row) for row in options]
         return [one.future.result() for one in waiting]
 
     (whole,) = write(RowOptions())
@@ -299,9 +295,9 @@ def test_stop_stops(run: Path, beams: int) -> None:
 
 
 def test_completion_is_what_chat_says(client: openai.OpenAI, run: Path) -> None:
-    config, loaded = chat.load(run)
+    config, loaded = loading.load_writer(run)
     for text, made in ((NO_EXAM, contextlib.nullcontext(client)), (EXAM, serving(run, ask_as_trained=True))):
-        expected = chat.reply(config, loaded, user(text))
+        expected = conversation.reply(config, loaded, user(text))
         with made as asked:
             got = asked.chat.completions.create(model="tuned", messages=user(text))
         assert (got.choices[0].message.content or "").strip() == expected.text
@@ -360,7 +356,7 @@ def test_a_stream_is_what_comes_in_one_piece(client: openai.OpenAI) -> None:
     [("答案是\ufffd", [], "答案是"), ("ab##", ["###"], "ab"), ("ab###c", ["###"], "ab"), ("ab#c", ["###"], "ab#c")],
 )
 def test_only_what_stays_is_streamed(text: str, stops: list[str], known: str) -> None:
-    assert openai_protocol.settled(text, stops) == known
+    assert settled(text, stops) == known
 
 
 def test_a_stream_that_cannot_be_is_refused_with_its_status(client: openai.OpenAI) -> None:
@@ -390,7 +386,7 @@ def test_log_probabilities_are_those_of_transformers(client: openai.OpenAI, run:
     (choice,) = got.choices
     assert choice.logprobs is not None and got.usage is not None
     logs: Any = choice.logprobs
-    _, loaded = chat.load(run)
+    _, loaded = loading.load_writer(run)
     tokenizer: Any = loaded.tokenizer
     ids = tokenizer("问题: 高血压", return_tensors="pt")["input_ids"]
     assert ids.shape[1] == got.usage.prompt_tokens
@@ -443,21 +439,23 @@ def body(**fields: Any) -> str:
     ("sent", "status", "message"),
     [
         (body(model="gpt-4"), 404, "is not served here"),
-        (body(messages=[]), 400, "at least one message"),
+        (body(messages=[]), 400, "at least 1 item"),
         (body(messages=[{"role": "tool", "content": "x"}]), 400, "messages[0]"),
         (body(messages=[{"role": "assistant", "content": "x"}]), 400, "must have the role user"),
         (body(messages=[{"role": "user", "content": [{"type": "image_url"}]}]), 400, "messages[0]"),
         (body(messages=[{"role": "user", "content": [{"type": "text", "text": 1}]}]), 400, "messages[0]"),
-        (body(messages="x"), 400, "messages"), (body(messages=None, prompt=""), 400, "messages"),
-        (body(n=0), 400, "n: a number from 1 to 128"), (body(n=1.5), 400, "n: a whole"), (body(seed=1.5), 400, "seed"),
-        (body(messages=None, prompt=["x"] * 65, n=2), 400, "130 answers"),
-        (body(messages=None, prompt=[1]), 400, "not ids"),
+        (body(messages="x"), 400, "messages"), (body(messages=None), 400, "messages"),
+        (body(prompt="x"), 400, "prompt: unknown key"),
+        (body(n=0), 400, "n: should be greater"), (body(n=129), 400, "n: should be less than or equal to 128"),
+        (body(n=1.5), 400, "n: should be a valid integer"), (body(n=True), 400, "n: "), (body(seed=1.5), 400, "seed"),
         (body(logprobs=2), 400, "logprobs"),
-        (body(top_logprobs=2), 400, "logprobs: true"), (body(logprobs=True, top_logprobs=21), 400, "0 to 20"),
-        (body(logprobs=True, top_logprobs=1.5), 400, "whole number"), (body(logprobs=True, stream=True), 400, "stream"),
+        (body(top_logprobs=2), 400, "logprobs: true"),
+        (body(logprobs=True, top_logprobs=21), 400, "or equal to 20"),
+        (body(logprobs=True, top_logprobs=1.5), 400, "valid integer"),
+        (body(logprobs=True, stream=True), 400, "stream"),
         (body(stream_options={"include_usage": True}), 400, "stream_options"),
         (body(stream=True, stream_options={"x": True}), 400, "stream_options"), (body(tools=[{}]), 400, "tools"),
-        (body(presence_penalty=1), 400, "presence_penalty"), (body(foo=1), 400, "foo: is not supported"),
+        (body(presence_penalty=1), 400, "presence_penalty"), (body(foo=1), 400, "foo: unknown key"),
         (body(max_tokens=-1), 400, "max_tokens"), (body(max_tokens=1.5), 400, "max_tokens"),
         (body(max_tokens=10**9), 400, "at most 400"), (body(max_tokens="x"), 400, "max_tokens"),
         (body(max_tokens=True), 400, "max_tokens"), (body(temperature="hot"), 400, "temperature"),
@@ -472,11 +470,45 @@ def body(**fields: Any) -> str:
     ],
 )  # fmt: skip
 def test_wrong_requests_get_openai_s_error_object(client: openai.OpenAI, sent: str, status: int, message: str) -> None:
-    with pytest.raises(urllib.error.HTTPError) as caught:
-        urllib.request.urlopen(f"{client.base_url}chat/completions", sent.encode(errors="surrogateescape"))
-    assert caught.value.code == status
-    error = json.load(caught.value)["error"]
+    error = refusal(client, "chat/completions", sent, status)
     assert message in error["message"] and set(error) == {"message", "type", "param", "code"}
+    if error["param"] is not None and "possible" not in message:
+        assert error["message"].startswith(error["param"]) or error["param"] == "model"
+
+
+def refusal(client: openai.OpenAI, route: str, sent: str, status: int = 400) -> dict[str, Any]:
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(f"{client.base_url}{route}", sent.encode(errors="surrogateescape"))
+    assert caught.value.code == status
+    error: dict[str, Any] = json.load(caught.value)["error"]
+    return error
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"prompt": ["x"] * 65, "n": 2}, "n", "130 answers"), ({"prompt": [1]}, "prompt", "not ids"),
+        ({}, "prompt", "required"), ({"prompt": ""}, "prompt", "empty"), ({"prompt": []}, "prompt", "a text or"),
+        ({"prompt": "x", "logprobs": True}, "logprobs", "valid integer"),
+        ({"prompt": "x", "logprobs": 21}, "logprobs", "equal to 20"),
+        ({"prompt": "x", "top_logprobs": 1}, "top_logprobs", "unknown key"),
+        ({"prompt": "x", "messages": user("x")}, "messages", "unknown key"),
+        ({"prompt": "x", "echo": True}, "echo", "only False is possible"),
+        ({"prompt": "x", "best_of": 2}, "best_of", "only 1"),
+    ],
+)  # fmt: skip
+def test_wrong_requests_for_completions(
+    client: openai.OpenAI, fields: dict[str, Any], param: str, message: str
+) -> None:
+    """The route says what a request is, whatever fields it has."""
+    error = refusal(client, "completions", json.dumps(fields))
+    assert error["param"] == param and message in error["message"]
+
+
+def test_numbers_may_be_written_as_clients_write_them(client: openai.OpenAI) -> None:
+    sent = body(max_tokens=4.0, n=1.0, temperature=1, presence_penalty=0.0, frequency_penalty=0, logprobs=False)
+    with urllib.request.urlopen(f"{client.base_url}chat/completions", sent.encode()) as answer:
+        assert json.load(answer)["usage"]["completion_tokens"] <= 4
 
 
 def test_health_completions_and_stop(client: openai.OpenAI) -> None:
@@ -500,17 +532,16 @@ def test_the_key(run: Path) -> None:
 
 
 def test_requests_are_answered_together_as_they_would_be_alone(run: Path) -> None:
-    from cmexam_tune.inference.serving.batcher import Together
 
-    config, loaded = chat.load(run)
+    config, loaded = loading.load_writer(run)
     texts = [f"{EXAM}{i}" * (1 + i % 3) for i in range(16)]
-    alone = [chat.reply(config, loaded, user(text)).text for text in texts]
-    together, style = Together(loaded, 16), prompts.style_of(config.prompt)
-    waiting = [together.submit(chat.asked(user(text), style), config) for text in texts]
+    alone = [conversation.reply(config, loaded, user(text)).text for text in texts]
+    batcher, style = DynamicBatcher(loaded, 16), prompts.style_of(config.prompt)
+    waiting = [batcher.submit(conversation.asked(user(text), style), config) for text in texts]
     assert [one.future.result().text.strip() for one in waiting] == alone
-    assert together.batches <= 2
+    assert batcher.batches <= 2
     system = [{"role": "system", "content": "你是医生"}, *user("x")]
-    bad, good = (together.submit(chat.asked(m, style), config) for m in (system, user(texts[0])))
+    bad, good = (batcher.submit(conversation.asked(m, style), config) for m in (system, user(texts[0])))
     assert good.future.result().text.strip() == alone[0]
     with pytest.raises(UserError, match="no system message"):
         bad.future.result()
@@ -522,7 +553,7 @@ def test_likelihood_mode_works_against_this_server(
     """The letters are those that transformers finds most probable."""
     import torch
 
-    config, loaded = chat.load(run)
+    config, loaded = loading.load_writer(run)
     model, tokenizer = loaded.model, cast(Any, loaded.tokenizer)
     letters = {letter: tokenizer(letter, add_special_tokens=False)["input_ids"][-1] for letter in "ABCDE"}
     with torch.no_grad():
@@ -531,12 +562,12 @@ def test_likelihood_mode_works_against_this_server(
     file = folder / "data" / "train.questions.jsonl"
     wanted: dict[str, str | None] = {}
     for question in itertools.islice(jsonl.read(file, Question), 6):
-        text = prompts.prompt(question, "answer") + prompts.answer_head(question, "", "answer")
+        text = prompts.prompt(question, "answer") + prompts.answer_head(question, "", "answer").rstrip()
         with torch.no_grad():
             logits = model(input_ids=tokenizer(text, return_tensors="pt")["input_ids"]).logits[0, -1]
         best = max(question.options, key=lambda letter: float(logits[letters[letter]]))
         wanted[question.id] = best if letters[best] in logits.topk(20).indices else None
-    monkeypatch.setattr(chat, "load", lambda run, overrides: (config, loaded))
+    monkeypatch.setattr(loading, "load_writer", lambda run, overrides: (config, loaded))
     with serving(run) as client:
         there = [f"model.base_url={client.base_url}", "model.model_name_or_path=tuned", "prompt.style=answer",
                  "generation.mode=likelihood", "generation.answer_sets=single"]  # fmt: skip
@@ -548,14 +579,13 @@ def test_likelihood_mode_works_against_this_server(
 
 
 def test_a_watch_is_not_told_what_the_templates_stop_strings_cut_off(run: Path) -> None:
-    from cmexam_tune.inference.serving.batcher import Together
     from cmexam_tune.models.generation.streaming import RowOptions
 
-    config, loaded = chat.load(run, ["generation.max_new_tokens=60"])
-    whole = Together(loaded, 1).submit(chat.asked(user("x")), config).future.result().text
+    config, loaded = loading.load_writer(run, ["generation.max_new_tokens=60"])
+    whole = DynamicBatcher(loaded, 1).submit(conversation.asked(user("x")), config).future.result().text
     stop = whole[20:22]
 
-    class Stopping(Together):
+    class Stopping(DynamicBatcher):
         def _decoder(self, config: Any) -> Any:
             decoder = super()._decoder(config)
             decoder.codec = dataclasses.replace(decoder.codec, stop=(stop,))
@@ -563,19 +593,18 @@ def test_a_watch_is_not_told_what_the_templates_stop_strings_cut_off(run: Path) 
 
     texts = list[str]()
     options = RowOptions(top=0, tell=texts.append)
-    written = Stopping(loaded, 1).submit(chat.asked(user("x")), config, options).future.result()
+    written = Stopping(loaded, 1).submit(conversation.asked(user("x")), config, options).future.result()
     assert written.text == whole[: whole.index(stop)] and written.finish == "stop"
     assert len(set(texts)) > 3 and all(written.text.startswith(text) for text in texts)
     assert written.logs and all(token.start < len(written.text) for token in written.logs)
 
 
 def test_work_stops_when_nobody_waits(run: Path) -> None:
-    from cmexam_tune.inference.serving.batcher import Together
 
-    config, loaded = chat.load(run, ["generation.max_new_tokens=1500", "generation.min_new_tokens=1500"])
-    together = Together(loaded, 4)
-    waiting = together.submit(chat.asked(user("x")), config)
-    while not together.batches:
+    config, loaded = loading.load_writer(run, ["generation.max_new_tokens=1500", "generation.min_new_tokens=1500"])
+    batcher = DynamicBatcher(loaded, 4)
+    waiting = batcher.submit(conversation.asked(user("x")), config)
+    while not batcher.batches:
         time.sleep(0.01)
     waiting.abandon()
     assert waiting.future.result(timeout=60).tokens < 1500
@@ -592,9 +621,9 @@ def test_a_port_that_cannot_be(port: int) -> None:
 def test_an_exam_question_is_asked_as_in_training() -> None:
     options = {"A": "青霉素", "B": "阿司匹林", "C": "维生素C"}
     wanted = prompts.prompt(Question("q", "下列属于抗菌药的是", options, None), "answer")
-    assert chat.in_style(EXAM, "answer") == wanted
+    assert conversation.in_style(EXAM, "answer") == wanted
     for other in ("你好", "A 甲\nB 乙", "感冒怎么办\nA 只有一个"):
-        assert chat.in_style(other, "answer") == other
+        assert conversation.in_style(other, "answer") == other
 
 
 def test_lines_become_messages() -> None:
@@ -616,9 +645,9 @@ def test_terminal(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 
 def test_prefix_runs_answer_too(folder: Path) -> None:
     run = trained(folder, "ptuning_chatglm2", "chatglm2", "tuning.num_virtual_tokens=4")
-    config, loaded = chat.load(run)
-    first = chat.reply(config, loaded, user(NO_EXAM))
-    assert first == chat.reply(config, loaded, user(NO_EXAM)) and first.prompt_tokens > 10
+    config, loaded = loading.load_writer(run)
+    first = conversation.reply(config, loaded, user(NO_EXAM))
+    assert first == conversation.reply(config, loaded, user(NO_EXAM)) and first.prompt_tokens > 10
     with serving(run) as client:
         asked: Any = {"model": "tuned", "messages": user(NO_EXAM)}
         chunks = list(client.chat.completions.create(**asked, stream=True))
@@ -632,4 +661,4 @@ def test_prefix_runs_answer_too(folder: Path) -> None:
 def test_a_classifier_cannot_talk(folder: Path) -> None:
     run = trained(folder, "head_bert", "bert")
     with pytest.raises(UserError, match="writes no text"):
-        chat.load(run)
+        loading.load_writer(run)

@@ -44,6 +44,14 @@ def add_config(parser: argparse.ArgumentParser, required: bool = True) -> None:
     add_overrides(parser)
 
 
+def add_model_source(parser: argparse.ArgumentParser) -> None:
+    """Add `--run DIR` or `--config NAME_OR_PATH`, and the `key=value` overrides."""
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--run", metavar="DIR", help="a run folder of cmexam-tune train")
+    source.add_argument("--config", metavar="NAME_OR_PATH", help="a recipe whose model answers as it is")
+    add_overrides(parser)
+
+
 def add_overrides(parser: argparse.ArgumentParser) -> None:
     """Add the `key=value` overrides."""
     parser.add_argument("overrides", nargs="*", metavar="key=value", help=OVERRIDES_HELP)

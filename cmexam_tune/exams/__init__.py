@@ -13,10 +13,21 @@ from typing import Protocol, cast
 from cmexam_tune.core import variants
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.core.schema import Question
+from cmexam_tune.exams._cells import Cells, Unreadable
 from cmexam_tune.exams._fields import Fields, FieldsExam, from_yaml, parse_map
 from cmexam_tune.exams._rows import Reporter, RowReport
 
-__all__ = ["Exam", "Fields", "FieldsExam", "Reporter", "RowReport", "from_yaml", "load"]
+__all__ = [
+    "Cells",
+    "Exam",
+    "Fields",
+    "FieldsExam",
+    "Reporter",
+    "RowReport",
+    "Unreadable",
+    "from_yaml",
+    "load",
+]
 
 
 class Exam(Protocol):

@@ -7,7 +7,7 @@ from typing import Any
 
 from cmexam_tune.config import Config, load_config
 from cmexam_tune.core import libraries, variants
-from cmexam_tune.core.errors import ConfigError
+from cmexam_tune.core.errors import ConfigError, UserError
 from cmexam_tune.models.families import Loaded
 
 
@@ -50,6 +50,22 @@ def load(source: Source) -> Loaded:
 
     # One whose weights merging has spoilt is read again; by then nothing holds it any more.
     return merging.merged(_read(source)) or _read(source)
+
+
+def load_writer(run: str | Path, overrides: Sequence[str] = ()) -> tuple[Config, Loaded]:
+    """Return the config and model of a run, or of a recipe whose model answers as it is, on the card if there is one.
+
+    Raises:
+        UserError: no finished run, or one whose model chooses among options and cannot write.
+    """
+    source = open_source(run, overrides)
+    family = source.config.model.family
+    module: Any = variants.load("families", family)
+    if module.task != "generate":
+        raise UserError(f"{run}: a model of family {family} chooses an option and writes no text. Use predict.")
+    if family == "endpoint":
+        raise UserError(f"{run}: the model is behind an address already; talk to it there.")
+    return source.config, load(source)
 
 
 def _read(source: Source) -> Loaded:

@@ -12,7 +12,7 @@ from typing import Any
 from cmexam_tune.config import Config
 from cmexam_tune.core import variants
 from cmexam_tune.core.errors import UserError
-from cmexam_tune.inference.serving.openai_protocol import settled
+from cmexam_tune.evaluation.answer_parsing import HALF
 from cmexam_tune.models.families import Loaded
 from cmexam_tune.models.generation.items import Written
 from cmexam_tune.models.generation.streaming import RowOptions
@@ -23,7 +23,7 @@ PAUSE = 0.005
 
 
 @dataclasses.dataclass
-class Waiting:
+class Pending:
     """A request that is waiting or being answered."""
 
     asked: Asked
@@ -39,24 +39,24 @@ class Waiting:
         self.future.cancel()
 
 
-class Together:
-    """A model and the thread that lets it answer."""
+class DynamicBatcher:
+    """A model and the thread that answers requests with it, several in a batch."""
 
     def __init__(self, loaded: Loaded, size: int) -> None:
         """Start the thread; a batch has at most `size` requests."""
         self._loaded, self._size = loaded, size
-        self._queue: queue.SimpleQueue[Waiting] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Pending] = queue.SimpleQueue()
         self.batches = 0
         threading.Thread(target=self._work, daemon=True).start()
 
-    def submit(self, asked: Asked, config: Config, options: RowOptions | None = None) -> Waiting:
+    def submit(self, asked: Asked, config: Config, options: RowOptions | None = None) -> Pending:
         """Put a request in line and return it; its `future` gives what the model writes, or a `UserError`.
 
         `tell` of `options` is called by the thread that answers, with what of the text so far stays whatever comes.
         """
-        waiting = Waiting(asked, config, options or RowOptions())
-        self._queue.put(waiting)
-        return waiting
+        pending = Pending(asked, config, options or RowOptions())
+        self._queue.put(pending)
+        return pending
 
     def prompt_tokens(self, asked: Asked, config: Config) -> int:
         """Return how long a request's prompt is.
@@ -71,17 +71,17 @@ class Together:
         return family.decoder(self._loaded, config)
 
     def _work(self) -> None:
-        held: list[Waiting] = []
+        held: list[Pending] = []
         while True:
             first = held.pop(0) if held else self._queue.get()
             time.sleep(PAUSE)
             while not self._queue.empty():
                 held.append(self._queue.get())
-            batch = [first, *(one for one in held if one.config == first.config)][: self._size]
-            held = [one for one in held if not any(one is taken for taken in batch)]
-            self._answer([one for one in batch if one.future.set_running_or_notify_cancel()])
+            batch = [first, *(pending for pending in held if pending.config == first.config)][: self._size]
+            held = [pending for pending in held if not any(pending is taken for taken in batch)]
+            self._answer([pending for pending in batch if pending.future.set_running_or_notify_cancel()])
 
-    def _answer(self, batch: Sequence[Waiting]) -> None:
+    def _answer(self, batch: Sequence[Pending]) -> None:
         """Answer requests that decode alike; one that cannot be answered does not stop the others."""
         if not batch:
             return
@@ -92,33 +92,47 @@ class Together:
             if len(batch) == 1:
                 batch[0].future.set_exception(error)
             else:
-                for one in batch:
-                    self._answer([one])
+                for pending in batch:
+                    self._answer([pending])
         except Exception as error:  # noqa: BLE001 - whoever waits gets it, and the thread goes on
-            for one in batch:
-                if not one.future.done():
-                    one.future.set_exception(error)
+            for pending in batch:
+                if not pending.future.done():
+                    pending.future.set_exception(error)
 
-    def _write(self, batch: Sequence[Waiting]) -> None:
+    def _write(self, batch: Sequence[Pending]) -> None:
         import torch
 
-        def halted(ids: torch.Tensor, scores: Any, **more: Any) -> torch.Tensor:
-            return torch.full((len(ids),), all(one.abandoned for one in batch), dtype=torch.bool, device=ids.device)
+        def halted(ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+            nobody = all(pending.abandoned for pending in batch)
+            return torch.full((len(ids),), nobody, dtype=torch.bool, device=ids.device)
 
         # Where it samples, nobody is to get what somebody else got before.
-        anew = dataclasses.replace(batch[0].config.generation, seed=random.getrandbits(32))
-        decoder = self._decoder(dataclasses.replace(batch[0].config, generation=anew))
+        generation = dataclasses.replace(batch[0].config.generation, seed=random.getrandbits(32))
+        decoder = self._decoder(dataclasses.replace(batch[0].config, generation=generation))
         decoder.stopping.append(halted)
-        decoder.row_options = {str(i): _settled(one.options, decoder.codec.stop) for i, one in enumerate(batch)}
-        questions = [dataclasses.replace(one.asked.question, id=str(i)) for i, one in enumerate(batch)]
-        asked = [dataclasses.replace(one.asked, question=q) for one, q in zip(batch, questions, strict=True)]
-        for written in decoder.write(asked):
+        decoder.row_options = {}
+        requests = []
+        for row, pending in enumerate(batch):
+            # Ids of requests need not be distinct; places in the batch are.
+            question = dataclasses.replace(pending.asked.question, id=str(row))
+            requests.append(dataclasses.replace(pending.asked, question=question))
+            decoder.row_options[question.id] = _held_back(pending.options, decoder.codec.stop)
+        for written in decoder.write(requests):
             batch[int(written.asked.question.id)].future.set_result(written)
 
 
-def _settled(options: RowOptions, stops: Sequence[str]) -> RowOptions:
+def _held_back(options: RowOptions, stops: Sequence[str]) -> RowOptions:
     """Return options that do not tell what the template's stop strings `stops` or the row's own may cut off."""
     if (tell := options.tell) is None:
         return options
-    every = (*stops, *options.stop)
-    return dataclasses.replace(options, tell=lambda text: tell(settled(text, every)))
+    ends = (*stops, *options.stop)
+    return dataclasses.replace(options, tell=lambda text: tell(settled(text, ends)))
+
+
+def settled(text: str, stops: Sequence[str]) -> str:
+    """Return what of an unfinished text stays, whatever comes: no half character, no beginning of a stop text."""
+    if ends := [place for stop in stops if (place := text.find(stop)) >= 0]:
+        return text[: min(ends)]
+    text = text.rstrip(HALF)
+    held = max((size for stop in stops for size in range(1, len(stop)) if text.endswith(stop[:size])), default=0)
+    return text[: len(text) - held]

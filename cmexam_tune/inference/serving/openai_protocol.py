@@ -1,251 +1,333 @@
-"""OpenAI's protocol: what a request may say, how an answer and an error look."""
+"""OpenAI's protocol: a request model for each route, and how answers, events and errors look.
 
-import hmac
-import json
+Source: https://platform.openai.com/docs/api-reference.
+"""
+
 import time
 import uuid
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from cmexam_tune.evaluation.answer_parsing import HALF
+from cmexam_tune.inference.serving import GenerationRequest, ProtocolRequest, Refused, event
 
 if TYPE_CHECKING:
+    from cmexam_tune.inference.conversation import Messages
     from cmexam_tune.models.generation.items import Written
 
-FIELDS = {
-    "model", "messages", "prompt", "max_tokens", "max_completion_tokens", "temperature", "top_p", "stop", "stream",
-    "stream_options", "logprobs", "top_logprobs", "seed", "n",
-}  # fmt: skip
-NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "best_of": (1,), "echo": (False,), "presence_penalty": (0,), "frequency_penalty": (0,),
-    "logit_bias": ({},), "tools": ([],), "tool_choice": ("none",), "response_format": ({"type": "text"},),
-}  # fmt: skip
-"""Fields of the protocol that have no effect here: any value but these is refused."""
-IGNORED = {
-    "user", "store", "metadata", "parallel_tool_calls", "service_tier", "safety_identifier", "prompt_cache_key",
-}  # fmt: skip
-"""Fields of the protocol that change no answer, whatever they hold."""
-
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-MOST_CHOICES = 128
-"""Answers that one request may ask for, as OpenAI allows; together of all its prompts."""
-MOST_TOP = 20
+MAX_CHOICES = 128
+"""Completions that one request may ask for, as OpenAI allows; of all its prompts together."""
+MAX_TOP = 20
 """Most probable tokens that a request may ask for, as OpenAI and vLLM allow."""
+SERVER_ERRORS = (500, 504)
 
 
-class Refused(Exception):
-    """A request that is not answered: status and what is wrong."""
-
-    def __init__(self, status: int, message: str, field: str | None = None) -> None:
-        """Name the HTTP status, the message and the field of the request."""
-        super().__init__(message)
-        self.status, self.field = status, field
-
-    def content(self) -> dict[str, Any]:
-        """Return OpenAI's error object."""
-        kinds = {401: "authentication_error", 413: "invalid_request_error", 500: "server_error", 504: "server_error"}
-        kind = kinds.get(self.status, "invalid_request_error")
-        return {"error": {"message": str(self), "type": kind, "param": self.field, "code": None}}
+def _integer(value: Any) -> Any:
+    # JSON has one type of numbers: 8.0 is what some clients write for 8.
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def number(wanted: Mapping[str, Any], field: str, low: float, high: float | None) -> float | None:
-    """Return a number of a request, None where it is not given; `high` None is no upper bound."""
-    value = wanted.get(field)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or value < low or (high and value > high):
-        raise Refused(400, f"{field}: a number from {low:g}{f' to {high:g}' if high else ''} is needed.", field)
-    return float(value)
-
-
-def seed(wanted: Mapping[str, Any]) -> int | None:
-    """Return what the random numbers of a request start from, None where any will do."""
-    value = wanted.get("seed")
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-        raise Refused(400, "seed: a whole number or null is needed.", "seed")
+def _check_texts(value: Any) -> Any:
+    texts = value if isinstance(value, list) else [value]
+    if not texts or not all(isinstance(text, str) and text for text in texts):
+        raise ValueError("a text or a list of texts is needed, not ids and none of them empty")
     return value
 
 
-def count_of_choices(wanted: Mapping[str, Any]) -> int:
-    """Return how many answers a request wants to each prompt."""
-    count = number(wanted, "n", 1, MOST_CHOICES)
-    if count is not None and count != int(count):
-        raise Refused(400, "n: a whole number is needed.", "n")
-    return int(count or 1)
+def only(neutral: Any) -> AfterValidator:
+    """Return the check of a field that is not supported: any value but the one that asks for nothing is refused."""
+
+    def check(value: Any) -> Any:
+        if value != neutral:
+            raise ValueError(f"only {neutral!r} is possible here")
+        return value
+
+    return AfterValidator(check)
 
 
-def texts_to_continue(prompt: Any) -> list[str]:
-    """Return the prompts of a completion: a text or a list of texts."""
-    texts = prompt if isinstance(prompt, list) else [prompt]
-    if not texts or not all(isinstance(text, str) and text for text in texts):
-        raise Refused(
-            400, "messages or prompt: one of them is needed; a prompt is a text or a list of texts, not ids.", "prompt"
+Integer = Annotated[int, BeforeValidator(_integer)]
+Top = Annotated[Integer, Field(ge=0, le=MAX_TOP)]
+
+
+class TextPart(BaseModel):
+    """A part of a message; images and the like are refused."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(BaseModel):
+    """A message of a conversation; names and other fields of it change nothing."""
+
+    model_config = ConfigDict(strict=True)
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+
+    def plain(self) -> dict[str, str]:
+        """Return role and text; `developer` is OpenAI's newer word for `system`."""
+        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return {"role": "system" if self.role == "developer" else self.role, "content": text}
+
+
+class StreamOptions(BaseModel):
+    """`stream_options`."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    include_usage: bool = False
+
+
+class OpenAIRequest(ProtocolRequest):
+    """What the routes have in common."""
+
+    kind: ClassVar[str]
+    """`object` of an answer."""
+    event_kind: ClassVar[str]
+    """`object` of an event."""
+    id_prefix: ClassVar[str]
+
+    max_tokens: Annotated[Integer, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[Integer, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
+    top_p: Annotated[float, Field(ge=0, le=1)] = 1.0
+    n: Annotated[Integer, Field(ge=1, le=MAX_CHOICES)] = 1
+    stop: str | list[str] = ""
+    seed: int | None = None
+    stream_options: StreamOptions | None = None
+
+    # They change no answer, whatever they hold.
+    user: Any = None
+    store: Any = None
+    metadata: Any = None
+    parallel_tool_calls: Any = None
+    service_tier: Any = None
+    safety_identifier: Any = None
+    prompt_cache_key: Any = None
+
+    # They would change answers and are not supported.
+    best_of: Annotated[Any, only(1)] = None
+    echo: Annotated[Any, only(False)] = None
+    presence_penalty: Annotated[Any, only(0)] = None
+    frequency_penalty: Annotated[Any, only(0)] = None
+    logit_bias: Annotated[Any, only({})] = None
+    tools: Annotated[Any, only([])] = None
+    tool_choice: Annotated[Any, only("none")] = None
+    response_format: Annotated[Any, only({"type": "text"})] = None
+
+    @abstractmethod
+    def prompts(self) -> "Sequence[Messages | str]":
+        """Return what is to be answered or continued."""
+
+    @abstractmethod
+    def top(self) -> int | None:
+        """Return how many of the most probable tokens are wanted at each place; None: no log-probabilities."""
+
+    @abstractmethod
+    def content(self, text: str) -> dict[str, Any]:
+        """Return the text of a choice of a whole answer."""
+
+    @abstractmethod
+    def delta(self, text: str | None, first: bool) -> dict[str, Any]:
+        """Return more text of a choice, None at its end, as an event holds it."""
+
+    @abstractmethod
+    def token_logs(self, completion: "Written") -> dict[str, Any]:
+        """Return the log-probabilities of a completion's tokens."""
+
+    @staticmethod
+    def key(headers: Mapping[str, str]) -> str:
+        """Return the bearer's token."""
+        return headers.get("authorization", "").removeprefix("Bearer ")
+
+    @staticmethod
+    def error(refused: Refused) -> dict[str, Any]:
+        """Return OpenAI's error object."""
+        kind = "server_error" if refused.status in SERVER_ERRORS else "invalid_request_error"
+        kind = "authentication_error" if refused.status == 401 else kind
+        return {"error": {"message": str(refused), "type": kind, "param": refused.field, "code": None}}
+
+    def generation(self) -> GenerationRequest:
+        """Return what is wanted of the model.
+
+        Raises:
+            Refused: fields that do not go together.
+        """
+        prompts, top = self.prompts(), self.top()
+        if self.stream_options is not None and not self.stream:
+            raise Refused(400, "stream_options: only with stream.", "stream_options")
+        if top is not None and self.stream:
+            raise Refused(400, "logprobs: not while streaming. Leave out stream.", "logprobs")
+        if (total := len(prompts) * self.n) > MAX_CHOICES:
+            raise Refused(400, f"n: {total} answers to all prompts; {MAX_CHOICES} are possible.", "n")
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop
+        return GenerationRequest(
+            prompts,
+            n=self.n,
+            max_tokens=self.max_completion_tokens or self.max_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p or 1.0,
+            stop=[stop for stop in stops if stop],
+            seed=self.seed,
+            top_logprobs=top,
         )
-    return texts
+
+    def answer(self, completions: "Sequence[Written]", name: str) -> dict[str, Any]:
+        """Return the completions as one object."""
+        choices = [
+            {
+                "index": index,
+                **self.content(completion.text),
+                "finish_reason": completion.finish,
+                "logprobs": None if self.top() is None else self.token_logs(completion),
+            }
+            for index, completion in enumerate(completions)
+        ]
+        return {**self.envelope(self.kind, name), "choices": choices, "usage": self.usage(completions)}
+
+    def events(self, name: str) -> "Stream":
+        """Return the completions as events."""
+        return Stream(self, name)
+
+    def envelope(self, kind: str, name: str) -> dict[str, Any]:
+        """Return what an object of this kind begins with."""
+        return {
+            "id": f"{self.id_prefix}-{uuid.uuid4().hex}",
+            "object": kind,
+            "created": int(time.time()),
+            "model": name,
+        }
+
+    def usage(self, completions: "Sequence[Written]") -> dict[str, int]:
+        """Return the numbers of tokens; a prompt counts once, however many of the completions are of it."""
+        prompt_tokens = sum(completion.prompt_tokens for completion in completions[:: self.n])
+        completion_tokens = sum(completion.tokens for completion in completions)
+        total = prompt_tokens + completion_tokens
+        return {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens, "total_tokens": total}
 
 
-def conversation(given: Any) -> list[dict[str, str]]:
-    """Return the messages of a chat as roles and texts; `developer` is OpenAI's newer word for `system`."""
-    if not isinstance(given, list) or not given:
-        raise Refused(400, "messages: a list with at least one message is needed.", "messages")
-    found = []
-    for number, message in enumerate(given):
-        content = message.get("content") if isinstance(message, dict) else None
-        if isinstance(content, list) and all(isinstance(p, dict) and p.get("type") == "text" for p in content):
-            texts = [part.get("text") for part in content]
-            content = "".join(texts) if all(isinstance(text, str) for text in texts) else None
-        role = ROLES.get(str(message.get("role"))) if isinstance(message, dict) else None
-        if not isinstance(content, str) or role is None:
-            where = f"messages[{number}]"
-            raise Refused(400, f"{where}: a role ({', '.join(ROLES)}) and a content of text are needed.", where)
-        found.append({"role": role, "content": content})
-    return found
+class ChatRequest(OpenAIRequest):
+    """A conversation, whose next message is wanted."""
 
+    kind = "chat.completion"
+    event_kind = "chat.completion.chunk"
+    id_prefix = "chatcmpl"
 
-def stop_texts(wanted: Mapping[str, Any]) -> list[str]:
-    """Return the texts at which a request wants its answer to end."""
-    stops = [] if (given := wanted.get("stop")) is None else given
-    if isinstance(stops, str):
-        return [stops] if stops else []
-    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
-        raise Refused(400, "stop: a text or a list of texts is needed.", "stop")
-    return [stop for stop in stops if stop]
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    logprobs: bool = False
+    top_logprobs: Top | None = None
 
+    def prompts(self) -> "Sequence[Messages | str]":
+        """Return the one conversation."""
+        return [[message.plain() for message in self.messages]]
 
-def top_tokens(wanted: Mapping[str, Any]) -> int | None:
-    """Return how many of the most probable tokens a request wants for each token; None: no log-probabilities."""
-    asked, field = wanted.get("logprobs"), "top_logprobs" if "messages" in wanted else "logprobs"
-    if field == "top_logprobs":
-        if not isinstance(asked, bool | None):
-            raise Refused(400, "logprobs: true or false is needed.", "logprobs")
-        if wanted.get(field) is not None and not asked:
-            raise Refused(400, "top_logprobs: needs logprobs: true.", field)
-    elif wanted.get("top_logprobs") is not None:
-        raise Refused(400, "top_logprobs: belongs to chats; here logprobs is a number.", "top_logprobs")
-    if asked is None or asked is False:
-        return None
-    count = number(wanted, field, 0, MOST_TOP)
-    if count is not None and count != int(count):
-        raise Refused(400, f"{field}: a whole number is needed.", field)
-    if wanted.get("stream"):
-        raise Refused(400, "logprobs: not while streaming. Leave out stream.", "logprobs")
-    return int(count or 0)
+    def top(self) -> int | None:
+        """Return how many of the most probable tokens are wanted at each place; None: no log-probabilities."""
+        if self.top_logprobs is not None and not self.logprobs:
+            raise Refused(400, "top_logprobs: needs logprobs: true.", "top_logprobs")
+        return (self.top_logprobs or 0) if self.logprobs else None
 
+    def content(self, text: str) -> dict[str, Any]:
+        """Return a message."""
+        return {"message": {"role": "assistant", "content": text}}
 
-def with_usage(wanted: Mapping[str, Any]) -> bool:
-    """Return whether a stream ends with the numbers of tokens; wrong stream fields are refused."""
-    if not isinstance(wanted.get("stream") or False, bool):
-        raise Refused(400, "stream: true or false is needed.", "stream")
-    options = wanted.get("stream_options")
-    if options is None:
-        return False
-    usage = options.get("include_usage", False) if isinstance(options, dict) else None
-    if not isinstance(usage, bool) or set(options) - {"include_usage"} or not wanted.get("stream"):
-        raise Refused(400, 'stream_options: only {"include_usage": true or false}, with stream.', "stream_options")
-    return usage
+    def delta(self, text: str | None, first: bool) -> dict[str, Any]:
+        """Return more of a message; the first event of each says whose it is."""
+        role = {"role": "assistant"} if first else {}
+        return {"delta": {} if text is None else {**role, "content": text}}
 
+    def token_logs(self, completion: "Written") -> dict[str, Any]:
+        """Return one object for each token."""
 
-def settled(text: str, stops: Sequence[str]) -> str:
-    """Return what of an unfinished text stays, whatever comes: no half character, no beginning of a stop text."""
-    if ends := [place for stop in stops if (place := text.find(stop)) >= 0]:
-        return text[: min(ends)]
-    text = text.rstrip(HALF)
-    held = max((size for stop in stops for size in range(1, len(stop)) if text.endswith(stop[:size])), default=0)
-    return text[: len(text) - held]
+        def entry(text: str, logprob: float) -> dict[str, Any]:
+            # A token that is part of a character has no bytes of its own here: its text is U+FFFD.
+            return {"token": text, "logprob": logprob, "bytes": None if HALF in text else list(text.encode())}
 
-
-def completion(answers: "Sequence[Written]", wanted: Mapping[str, Any], name: str, chatting: bool) -> dict[str, Any]:
-    """Return the answers to a request, `n` to each prompt in the order of the prompts, as one object."""
-    choices = []
-    for index, written in enumerate(answers):
-        content = {"message": {"role": "assistant", "content": written.text}} if chatting else {"text": written.text}
-        logprobs = None if top_tokens(wanted) is None else _logprobs(written, chatting)
-        choices.append({"index": index, **content, "finish_reason": written.finish, "logprobs": logprobs})
-    return {
-        **_envelope("chat.completion" if chatting else "text_completion", name),
-        "choices": choices,
-        "usage": _usage(answers, count_of_choices(wanted)),
-    }
-
-
-def _usage(answers: "Sequence[Written]", n: int) -> dict[str, int]:
-    """Return the numbers of tokens; a prompt counts once, however many of the answers are to it."""
-    prompt_tokens = sum(written.prompt_tokens for written in answers[::n])
-    completion_tokens = sum(written.tokens for written in answers)
-    total = prompt_tokens + completion_tokens
-    return {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens, "total_tokens": total}
-
-
-def _logprobs(written: "Written", chatting: bool) -> dict[str, Any]:
-    """Return the log-probabilities of the answer's tokens as chats or completions hold them."""
-
-    def entry(text: str, logprob: float) -> dict[str, Any]:
-        # A token of a part of a character has no text of its own.
-        return {"token": text, "logprob": logprob, "bytes": None if HALF in text else list(text.encode())}
-
-    if chatting:
         content = [
             {**entry(token.text, token.logprob), "top_logprobs": [entry(*top) for top in token.top]}
-            for token in written.logs
+            for token in completion.logs
         ]
         return {"content": content, "refusal": None}
-    return {
-        "tokens": [token.text for token in written.logs],
-        "token_logprobs": [token.logprob for token in written.logs],
-        "top_logprobs": [dict(reversed(token.top)) for token in written.logs],
-        "text_offset": [token.start for token in written.logs],
-    }
+
+
+class CompletionRequest(OpenAIRequest):
+    """Texts to continue; they go to the model without its template."""
+
+    kind = event_kind = "text_completion"
+    id_prefix = "cmpl"
+
+    prompt: Annotated[str | list[str], BeforeValidator(_check_texts)]
+    logprobs: Annotated[Top | None, BeforeValidator(lambda value: None if value is False else value)] = None
+
+    def prompts(self) -> "Sequence[Messages | str]":
+        """Return the texts."""
+        return [self.prompt] if isinstance(self.prompt, str) else self.prompt
+
+    def top(self) -> int | None:
+        """Return how many of the most probable tokens are wanted at each place; None: no log-probabilities."""
+        return self.logprobs
+
+    def content(self, text: str) -> dict[str, Any]:
+        """Return the continuation."""
+        return {"text": text}
+
+    def delta(self, text: str | None, first: bool) -> dict[str, Any]:
+        """Return more of the continuation."""
+        return {"text": text or ""}
+
+    def token_logs(self, completion: "Written") -> dict[str, Any]:
+        """Return one list for each property of the tokens."""
+        return {
+            "tokens": [token.text for token in completion.logs],
+            "token_logprobs": [token.logprob for token in completion.logs],
+            # Tokens of equal text are one key: the most probable one, the first, is to stay.
+            "top_logprobs": [dict(reversed(token.top)) for token in completion.logs],
+            "text_offset": [token.start for token in completion.logs],
+        }
 
 
 class Stream:
-    """The answers to a request as server-sent events while they are written."""
+    """The completions of one request as server-sent events, while they are written."""
 
-    def __init__(self, wanted: Mapping[str, Any], name: str, chatting: bool) -> None:
-        """Take the request and what the model is called."""
-        self.chatting, self.usage = chatting, with_usage(wanted)
-        self.head = _envelope("chat.completion.chunk" if chatting else "text_completion", name)
-        self.n = count_of_choices(wanted)
-        self.sent: dict[int, str] = {}
+    def __init__(self, request: OpenAIRequest, name: str) -> None:
+        """Begin the stream of an answer by the model called `name`."""
+        self._request, self._head = request, request.envelope(request.event_kind, name)
+        self._counted = request.stream_options is not None and request.stream_options.include_usage
+        self._sent: dict[int, str] = {}
         """Of each choice that has begun, the text that was sent."""
 
-    def end(self, answers: "Sequence[Written]") -> Iterator[str]:
+    def progress(self, index: int, text: str) -> str:
+        """Return an event with what is new in a choice's text so far; empty if nothing is."""
+        first = index not in self._sent
+        part = text[len(self._sent.get(index, "")) :]
+        if not part and not first:
+            return ""
+        self._sent[index] = self._sent.get(index, "") + part
+        return self._choice(index, self._request.delta(part, first), None)
+
+    def end(self, completions: "Sequence[Written]") -> Iterator[str]:
         """Yield the rest of the texts, why they ended, and the numbers of tokens if they are wanted."""
-        for index, written in enumerate(answers):
-            yield self.more(index, written.text)
-            yield self._event([self._choice(index, {} if self.chatting else "", str(written.finish))])
-        if self.usage:
-            yield self._event([], _usage(answers, self.n))
+        for index, completion in enumerate(completions):
+            yield self.progress(index, completion.text)
+            yield self._choice(index, self._request.delta(None, False), completion.finish)
+        if self._counted:
+            yield event({**self._head, "choices": [], "usage": self._request.usage(completions)})
         yield "data: [DONE]\n\n"
 
-    def more(self, index: int, text: str) -> str:
-        """Return an event with what is new in a choice's text so far; an empty text if nothing is."""
-        part = text[len(self.sent.get(index, "")) :]
-        if not part and index in self.sent:
-            return ""
-        role = {} if index in self.sent else {"role": "assistant"}
-        self.sent[index] = self.sent.get(index, "") + part
-        return self._event([self._choice(index, {**role, "content": part} if self.chatting else part, None)])
-
-    def _choice(self, index: int, content: Any, finish: str | None) -> dict[str, Any]:
-        field = "delta" if self.chatting else "text"
-        return {"index": index, field: content, "finish_reason": finish, "logprobs": None}
-
-    def _event(self, choices: list[dict[str, Any]], usage: dict[str, int] | None = None) -> str:
-        return event({**self.head, "choices": choices, **({"usage": usage} if self.usage else {})})
+    def _choice(self, index: int, delta: Mapping[str, Any], finish: str | None) -> str:
+        choice = {"index": index, **delta, "finish_reason": finish, "logprobs": None}
+        return event({**self._head, "choices": [choice], **({"usage": None} if self._counted else {})})
 
 
-def check_key(key: str | None, headers: Mapping[str, str]) -> None:
-    """Refuse a request without the key, if there is one."""
-    given = headers.get("authorization", "").removeprefix("Bearer ")
-    if key is not None and not hmac.compare_digest(given.encode(), key.encode()):
-        raise Refused(401, "the API key is missing or wrong (Authorization: Bearer KEY).")
+ROUTES: Mapping[str, type[OpenAIRequest]] = {
+    "/v1/chat/completions": ChatRequest,
+    "/v1/completions": CompletionRequest,
+}
 
 
-def event(content: Mapping[str, Any]) -> str:
-    """Return one server-sent event."""
-    return f"data: {json.dumps(content, ensure_ascii=False)}\n\n"
-
-
-def _envelope(kind: str, name: str) -> dict[str, Any]:
-    mark = "chatcmpl" if kind.startswith("chat") else "cmpl"
-    return {"id": f"{mark}-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": name}
+def model_object(name: str) -> dict[str, Any]:
+    """Return how `/v1/models` describes the model."""
+    return {"id": name, "object": "model", "created": 0, "owned_by": "cmexam_tune"}

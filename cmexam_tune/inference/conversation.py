@@ -1,0 +1,108 @@
+"""A conversation with a model that writes: messages as it is asked, and its reply."""
+
+import dataclasses
+import random
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from cmexam_tune import prompts
+from cmexam_tune.config import Config
+from cmexam_tune.core import variants
+from cmexam_tune.core.errors import UserError
+from cmexam_tune.core.schema import Question
+from cmexam_tune.exams import Cells, Unreadable
+from cmexam_tune.models.families import Loaded
+
+Messages = Sequence[Mapping[str, str]]
+"""Turns as `{"role": "system" | "user" | "assistant", "content": text}`, the last one by the user."""
+
+
+class Reply(NamedTuple):
+    """What the model wrote, and how long prompt and reply were in tokens."""
+
+    text: str
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class TooLong(UserError):
+    """A conversation for which the model has no positions left."""
+
+
+def reply(config: Config, loaded: Loaded, messages: Messages) -> Reply:
+    """Return what the model says to the last message of a conversation.
+
+    Earlier turns count where the model's template has a form for them, see `remembers`.
+
+    Raises:
+        TooLong: more tokens than the model has positions for.
+        UserError: the last message is not the user's, or unusable generation settings.
+    """
+    prompt = asked(messages, prompts.style_of(config.prompt))
+    # Where it samples, a conversation is not to be repeated.
+    anew = dataclasses.replace(config.generation, seed=random.getrandbits(32))
+    decoder = _decoder(dataclasses.replace(config, generation=anew), loaded)
+    if not decoder.codec.remembers:
+        prompt = dataclasses.replace(prompt, history=())
+    _check_length(decoder, prompt)
+    written = next(decoder.write([prompt]))
+    return Reply(written.text.strip(), written.prompt_tokens, written.tokens)
+
+
+def _check_length(decoder: Any, prompt: prompts.Asked) -> None:
+    """Refuse more than the model has positions for: its attention would need memory without end."""
+    (item,) = decoder.ask([prompt])
+    most = getattr(decoder.model.config, "max_position_embeddings", None)
+    if most is not None and len(item.ids) > most:
+        raise TooLong(
+            f"the conversation takes {len(item.ids):,} tokens, this model has {most:,} positions. Say it shorter, or "
+            "forget what was said before with /reset."
+        )
+
+
+def remembers(config: Config, loaded: Loaded) -> bool:
+    """Return whether the model's template has a form for earlier turns; else every message stands for itself."""
+    return bool(_decoder(config, loaded).codec.remembers)
+
+
+def _decoder(config: Config, loaded: Loaded) -> Any:
+    family: Any = variants.load("families", config.model.family)
+    return family.decoder(loaded, config)
+
+
+def asked(messages: Messages, style: str | prompts.Style | None = None) -> prompts.Asked:
+    """Return a conversation as the model is asked.
+
+    Args:
+        messages: they keep their roles and order, so that a template that has no form for them can refuse.
+        style: puts the user's exam questions into its words; None: every message goes to the model as it is.
+
+    Raises:
+        UserError: the last message is not the user's.
+    """
+    if not messages or messages[-1]["role"] != "user":
+        raise UserError("the last message must have the role user.")
+    history: list[prompts.Message] = []
+    for message in messages:
+        content = message["content"]
+        if message["role"] == "user" and style is not None:
+            content = in_style(content, style)
+        history.append(prompts.Message(message["role"], content))
+    last = history.pop()
+    # Published wrappers have a place for a system text at the start, and only there.
+    system = history.pop(0).content if history and history[0].role == "system" else None
+    nothing = Question("chat", "?", {"A": "?", "B": "?"}, None)
+    return prompts.Asked(nothing, lambda question: last.content, tuple(history), system)
+
+
+def in_style(text: str, style: str | prompts.Style) -> str:
+    """Return an exam question in the words of a style, and any other text as it is."""
+    start = re.search(r"^\s*[(（]?[AaＡａ][\s.．、:：)）]", text, re.MULTILINE)
+    if start is None or not text[: start.start()].strip():
+        return text
+    try:
+        options = Cells().options(text[start.start() :].strip())
+    except Unreadable:
+        return text
+    return prompts.prompt(Question("chat", text[: start.start()].strip(), options, None), style)

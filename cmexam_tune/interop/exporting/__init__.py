@@ -1,0 +1,1 @@
+"""Models for other libraries: merged or averaged weights, with a model card and a Modelfile."""

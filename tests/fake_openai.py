@@ -201,12 +201,18 @@ def handler(server: Server) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
+class Listener(ThreadingHTTPServer):
+    """Takes as many connections at once as a client may open."""
+
+    request_queue_size = 1024
+    daemon_threads = True
+
+
 @contextmanager
 def serving(script: Script, delay: float = 0.0) -> Iterator[Server]:
     """Serve `script` on a free port of the loopback address while the block runs."""
     server = Server(script, delay)
-    http = ThreadingHTTPServer(("127.0.0.1", 0), handler(server))
-    http.daemon_threads = True
+    http = Listener(("127.0.0.1", 0), handler(server))
     server.url = f"http://127.0.0.1:{http.server_address[1]}/v1"
     thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()

@@ -510,7 +510,7 @@ def test_lies_end_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     with serving(script) as server:
         assert served(f"model.base_url={server.url}", "generation.max_retries=0") == 0
     found = list(jsonl.read("p.jsonl", Prediction))
-    assert {p.answer for p in found[::2]} == {"B"} and len(found) == 2 * len(LIES)
+    assert [p for p in found[::2] if p.answer != "B"] == [] and len(found) == 2 * len(LIES)
     failed = sum(p.finish == "error" for p in found)
     result = json.loads(Path("p.jsonl.meta.json").read_text())["result"]
     assert failed > 30 and result["failed"] == failed and result["answered"] == len(found) - failed

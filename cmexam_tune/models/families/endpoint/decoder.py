@@ -162,17 +162,16 @@ class Remote:
         forced = self._forces_words(asked[0], "first-letter")
         fields = {"logprobs": TOP} if self._template else {"logprobs": True, "top_logprobs": TOP}
         fields["max_tokens"] = 1 if forced else ROOM
-        offered = False
+        sample = self.client.ask(self._request(asked[0], fields, forced=forced))
+        if sample.finish != "error" and not sample.logprobs:
+            raise UserError(
+                f"{self.client.address}: generation.mode=likelihood needs log-probabilities, and the server sends "
+                "none. Use generation.mode=generate or constrained."
+            )
         for item, reply in self._send(asked, lambda item: self._request(item, fields, forced=forced)):
-            offered = offered or bool(reply.logprobs)
-            if reply.finish == "error" or (offered and not reply.logprobs):
+            if not reply.logprobs:
                 yield _failed(item.question, reply.reason or "the server sent no log-probabilities.")
                 continue
-            if not offered:
-                raise UserError(
-                    f"{self.client.address}: generation.mode=likelihood needs log-probabilities, and the server sends "
-                    "none. Use generation.mode=generate or constrained."
-                )
             letter = _best(reply.logprobs[:1] if forced else _from_letter(reply, item.question), item.question)
             yield self._lettered(item.question, letter) if letter else Prediction(item.question.id, reply.text, None)
 

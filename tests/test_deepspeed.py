@@ -89,22 +89,38 @@ def test_deepspeed_launcher(folder: Path, alone: runs.Run) -> None:
     assert losses(run) == pytest.approx(losses(alone), rel=1e-5)
 
 
-@pytest.mark.parametrize(("layout", "stage"), [("llama", "zero3"), ("chatglm", "zero2"), ("chatglm2", "zero3")])
-def test_ptuning_on_two_processes(folder: Path, layout: str, stage: str) -> None:
-    """Activations are recomputed, and under ZeRO-3 no weight is small enough to stay whole on every process."""
-    if layout != "llama":
+PTUNING = {"method": "ptuning", "num_virtual_tokens": 4, "prefix_projection": True}
+LORA = {"method": "lora", "r": 4, "lora_alpha": 8, "lora_dropout": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("layout", "stage", "tuning"),
+    [
+        ("llama", "zero3", PTUNING),
+        ("chatglm", "zero2", PTUNING),
+        ("chatglm2", "zero3", PTUNING),
+        ("chatglm2", "zero2", LORA),
+        ("chatglm2", "zero3", LORA),
+    ],
+)
+def test_tuning_on_two_processes(folder: Path, layout: str, stage: str, tuning: dict[str, Any]) -> None:
+    """Activations are recomputed, and under ZeRO-3 no weight is small enough to stay whole on every process.
+
+    LoRA on ChatGLM2 has one matrix A in three layers.
+    """
+    if not (folder / layout).exists():
         tiny.build(layout, folder / layout, hidden=32, layers=2)
+    name = f"{layout}_{stage}_{tuning['method']}"
     content = json.loads(arguments.deepspeed_path(stage).read_text(encoding="utf-8"))
     if stage == "zero3":
         content["zero_optimization"]["stage3_param_persistence_threshold"] = 0
-    (folder / f"{layout}.json").write_text(json.dumps(content), encoding="utf-8")
+    (folder / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
     path = experiment(
-        folder, layout, model__family=layout.rstrip("2"), model__model_name_or_path=str(folder / layout),
-        tuning={"method": "ptuning", "num_virtual_tokens": 4, "prefix_projection": True},
-        training__gradient_checkpointing=True,
+        folder, name, model__family=layout.rstrip("2"), model__model_name_or_path=str(folder / layout),
+        tuning=tuning, training__gradient_checkpointing=True,
     )  # fmt: skip
-    one = train(path, [f"out={folder / layout}_one"])
-    other = two(path, folder / f"{layout}_two", f"training.deepspeed={folder / layout}.json")
+    one = train(path, [f"out={folder / name}_one"])
+    other = two(path, folder / f"{name}_two", f"training.deepspeed={folder / name}.json")
     assert losses(other) == pytest.approx(losses(one), rel=1e-5)
     for key, value in weights(one).items():
         assert torch.allclose(weights(other)[key], value, atol=1e-5), key

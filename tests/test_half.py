@@ -22,7 +22,7 @@ from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.evaluate import evaluate
 from cmexam_tune.export import export, logits
 from cmexam_tune.inference import loading
-from cmexam_tune.models import precision
+from cmexam_tune.models import merging, precision
 from cmexam_tune.models.families import Loaded
 from cmexam_tune.models.families.chatglm import tiny as tiny_chatglm
 from cmexam_tune.models.generation.prefill import Reader
@@ -128,12 +128,16 @@ def params() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("case", "dtype"), [*params()])
-def test_run_and_exports_answer_alike(folder: Path, case: tuple[str, str], dtype: str, tmp_path: Path) -> None:
+def test_run_and_exports_answer_alike(
+    folder: Path, case: tuple[str, str], dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The exported model is the run's to the bit; only whole modules and norms, trained in float32, are rounded once.
 
     An export has one type, the base's. Then logits may differ by that rounding, 2**-7 of the largest in bfloat16 and
     2**-10 in float16, and a text where two tokens are nearer than that.
     """
+    # In bfloat16 rounding moves up to 0.011 in a tiny ChatGLM, whose weights are large: it would stay unmerged.
+    monkeypatch.setattr(merging, "TOLERANCE", 0.02)
     run = trained(folder, case, dtype, tmp_path / "run")
     losses = [entry["loss"] for entry in run.log if "loss" in entry]
     assert len(losses) == 2 and all(0 < loss < 20 for loss in losses)
@@ -212,24 +216,29 @@ def test_one_place_decides(folder: Path, tmp_path: Path) -> None:
             assert torch.is_inference_mode_enabled()
 
 
-def test_lora_on_weights_of_four_bits(folder: Path) -> None:
+@pytest.mark.parametrize(("layout", "matrices"), [("llama", 14), ("chatglm2", 12)])
+def test_lora_on_weights_of_four_bits(
+    folder: Path, layout: str, matrices: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """bitsandbytes' own layers hold the weights; what is trained is float32, learns, and the saved run answers."""
     bitsandbytes = pytest.importorskip("bitsandbytes")
-    base = tiny.build("llama", folder / "wide", hidden=192, layers=2)
+    # What bitsandbytes rounds on a CPU grows with the weights, which are large in a tiny ChatGLM.
+    monkeypatch.setattr(tiny_chatglm, "SPREAD", 0.02)
+    base = tiny.build(layout, folder / f"{layout}_wide", hidden=192, layers=2)
     changes = {
-        "model__model_name_or_path": str(base), "model__load_in_4bit": True,
+        "model__family": FAMILIES[layout], "model__model_name_or_path": str(base), "model__load_in_4bit": True,
         "prompt__style": "answer", "training__num_train_epochs": 6, "training__learning_rate": 2e-2, "tuning": LORA,
     }  # fmt: skip
-    run = train(train_helpers.recipe(folder, out=str(folder / "nf4"), **changes))
+    run = train(train_helpers.recipe(folder, out=str(folder / f"{layout}_nf4"), **changes))
     losses = [entry["loss"] for entry in run.log if "loss" in entry]
     assert losses[-1] < losses[0] - 0.1
     loaded = loading.load(loading.open_source(run.path))
     quantised = [m for m in loaded.model.modules() if isinstance(m, bitsandbytes.nn.Linear4bit)]
-    assert len(quantised) == 14 and all(m.weight.quant_type == "nf4" for m in quantised)
+    assert len(quantised) == matrices and all(m.weight.quant_type == "nf4" for m in quantised)
     questions = list(jsonl.read(folder / "val.jsonl", Question))[:2]
     config = dataclasses.replace(run.config, generation=dataclasses.replace(run.config.generation, mode="likelihood"))
     assert len(list(runs.parts(run.config)[0].answer(loaded, questions, config))) == 2
-    out = export(run.path, folder / "nf4_merged", merge=True)
+    out = export(run.path, folder / f"{layout}_nf4_merged", merge=True)
     assert all(value.dtype.is_floating_point for value in load_file(out / "model.safetensors").values())
 
 

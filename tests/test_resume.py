@@ -54,7 +54,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = train_helpers.world(tmp_path_factory.mktemp("resume"))
     text = train_helpers.questions(folder / "other.jsonl", 6, seed=3).read_text(encoding="utf-8")
     (folder / "other.jsonl").write_text(text.replace('"q:', '"other:'), encoding="utf-8")
-    tiny.build("chatglm", folder / "chatglm", hidden=32, layers=2)
+    for layout in ("chatglm", "chatglm2"):
+        tiny.build(layout, folder / layout, hidden=32, layers=2)
     return folder
 
 
@@ -70,6 +71,7 @@ SETTINGS = {
             "tuning": {"method": "ptuning", "num_virtual_tokens": 4, "prefix_dropout": 0.1},
         },
     ),
+    "fused_lora": (1, {"model__family": "chatglm", "model__model_name_or_path": "chatglm2"}),
     "ddp": (2, {}),
     "zero2": (2, {"training__deepspeed": "zero2"}),
     "mixture": (
@@ -82,6 +84,10 @@ SETTINGS = {
         },
     ),
     "zero3": (2, {"training__deepspeed": "zero3"}),
+    "fused_lora_zero3": (
+        2,
+        {"model__family": "chatglm", "model__model_name_or_path": "chatglm2", "training__deepspeed": "zero3"},
+    ),
 }
 
 
@@ -129,7 +135,7 @@ def kill_and_compare(folder: Path, name: str, kills: int) -> None:
         assert losses(out) == losses(whole)
 
 
-@pytest.mark.parametrize("name", ["plain", "packed", "ptuning", "chatglm"])
+@pytest.mark.parametrize("name", ["plain", "packed", "ptuning", "chatglm", "fused_lora"])
 def test_killed_at_random_moments(folder: Path, name: str) -> None:
     kill_and_compare(folder, name, kills=2)
 

@@ -163,7 +163,7 @@ class ModelConfig:
     head: Literal["choice", "label", "multilabel"] | None = None
     """bert only: score each option; softmax over answer strings; sigmoid for each letter."""
     load_in_4bit: bool = False
-    """Frozen weights in 4 bits (NF4 with double quantisation, bitsandbytes): LoRA on 7B in 24 GB. Family llama."""
+    """Frozen weights in 4 bits (NF4 with double quantisation, bitsandbytes): LoRA on 7B in 24 GB; not ChatGLM-6B."""
     config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Changes to the model's own config.json, for example `{hidden_dropout_prob: 0.4}`."""
     chat_template_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)

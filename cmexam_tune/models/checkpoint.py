@@ -49,8 +49,8 @@ def raw_config(model: ModelConfig) -> dict[str, Any]:
         UserError: no such folder or hub name, or a folder that holds no model.
     """
     name = model.model_name_or_path
-    if model.load_in_4bit and model.family in ("bert", "chatglm"):
-        raise ConfigError(f"model.load_in_4bit: family {model.family} has no weights of 4 bits here; leave it out.")
+    if model.load_in_4bit and model.family == "bert":
+        raise ConfigError("model.load_in_4bit: family bert has no weights of 4 bits here; leave it out.")
     checkpoint_validation.check_place(name)
     path = Path(name).expanduser()
     if path.is_dir():

@@ -110,7 +110,7 @@ def read_model(model: ModelConfig, device: str = "cpu") -> PreTrainedModel:
 
     Raises:
         UserError: as `load_model`.
-        ConfigError: `model.config` names something that this config does not have.
+        ConfigError: `model.config` names something that this config does not have, or 4 bits cannot be made of it.
     """
     values = checkpoint.raw_config(model)
     if values.get("model_type") != "chatglm":
@@ -123,6 +123,11 @@ def read_model(model: ModelConfig, device: str = "cpu") -> PreTrainedModel:
     checkpoint.change(config, model)
     cls = ChatGLMForCausalLM if isinstance(config, ChatGLMConfig) else ChatGLM2ForCausalLM
     usual = not config.quantization_bit and quantization.has_usual_files(checkpoint.location(model), model.revision)
+    if model.load_in_4bit and not (usual and cls is ChatGLM2ForCausalLM):
+        raise ConfigError(
+            f"model.load_in_4bit: {model.model_name_or_path} has no weights of 4 bits here; leave it out. They can be "
+            "made of ChatGLM2, ChatGLM3 and GLM-4, from a release that is not quantised itself."
+        )
     if usual or device == "meta":
         config.quantization_bit = 0
         return checkpoint.read_weights(cls, model, config, device)

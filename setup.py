@@ -48,6 +48,7 @@ setup(
         "rouge-score>=0.1.2",
         "sacrebleu>=2.5.1",
         "safetensors>=0.8",
+        "scipy>=1.13",
         "sentencepiece>=0.2.1",
         "tokenizers",
         "torch>=2.8",

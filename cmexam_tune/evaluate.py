@@ -1,4 +1,4 @@
-"""Score predictions by a profile's rules and write the report."""
+"""Score predictions by a scorer's rules and write the report."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -10,34 +10,19 @@ from typing import Any, TypeVar
 from cmexam_tune.core import cli, files, jsonl
 from cmexam_tune.core.errors import DataError, UserError
 from cmexam_tune.core.schema import Prediction, Question
-from cmexam_tune.evaluation import (
-    bridge,
-    comparison,
-    cut,
-    grading,
-    notes,
-    scorers,
-    selection,
-)
-from cmexam_tune.evaluation.scorers import Profile
-from cmexam_tune.interop import predictions as others
+from cmexam_tune.evaluation import comparison, grading, prediction_metadata, scorers
+from cmexam_tune.evaluation.grading import Graded
+from cmexam_tune.evaluation.prediction_metadata import PredictionMetadata
+from cmexam_tune.evaluation.scorers import STANDARD, Scorer
+from cmexam_tune.interop import predictions as other_tools
 from cmexam_tune.quality import contamination
-from cmexam_tune.report import (
-    building,
-    identity,
-    plots,
-    provenance,
-    sections,
-    writing,
-)
-from cmexam_tune.report.papers import published_tables as paper
+from cmexam_tune.report import building, identity, plots, sections, writing
+from cmexam_tune.report.papers import published_tables
 from cmexam_tune.training.run_directory import log
 
 T = TypeVar("T")
 Predictions = str | Path | Sequence[Prediction]
 Questions = str | Path | Sequence[Question]
-Runs = dict[str, list[grading.Graded]]
-Sources = dict[str, list[str | Path]]
 
 ALL, THIS = "all", "this run"
 EPILOG = """writes DIR/report.json, DIR/report.md and DIR/report.html (one file, no network needed).
@@ -61,8 +46,18 @@ class Run:
     name: str
     path: str | Path | None
     predictions: Sequence[Prediction]
-    note: object
-    """What predict wrote beside them; None where another tool made them."""
+    metadata: PredictionMetadata
+    """What predict recorded beside them; empty where another tool made them."""
+
+    def grade(self, exam: Sequence[Question], scored: Sequence[Question], scorer: Scorer) -> list[Graded]:
+        """Return the questions of `exam` that are scored, graded; predictions for the others are let go."""
+        left_out = {question.id for question in exam} - {question.id for question in scored}
+        predictions = [prediction for prediction in self.predictions if prediction.question_id not in left_out]
+        try:
+            order, explanations = self.metadata.option_order, self.metadata.asks_for_explanations
+            return grading.grade(scored, predictions, scorer, order, explanations)
+        except DataError as error:
+            raise DataError(f"{self.path or self.name}: {error}") from None
 
 
 def evaluate(
@@ -70,7 +65,7 @@ def evaluate(
     questions: Questions,
     out: str | Path | None = None,
     *,
-    profile: str = "standard",
+    profile: str = STANDARD,
     baseline: Predictions | None = None,
     published: str | None = None,
     name: str | Sequence[str] = (),
@@ -87,13 +82,13 @@ def evaluate(
         predictions: records or a file (also another tool's, see `interop.predictions`); several: side by side.
         questions: the questions file or records that were predicted: these ids and no others.
         out: folder for report.json, report.md and report.html.
-        profile: whose rules: one of `profiles.names()`, or `all` for `standard` with the scores of all of them.
+        profile: whose rules: one of `scorers.names()`, or `all` for `standard` with the scores of all of them.
         baseline: predictions of the same questions to compare with, question by question.
-        published: show published numbers beside the run: one of `paper.published.names()`.
+        published: show published numbers beside the run: one of `published_tables.names()`.
         name: what the run is called, or a name for each of several files.
         overlap: what `check` wrote about these questions: those that were also elsewhere are scored apart.
         latex: also write report.tex.
-        seeds: whether several files are seeds of one experiment; default: as the notes beside them say.
+        seeds: whether several files are seeds of one experiment; default: as the metadata beside them say.
         limit: score only the first so many questions.
         answered_only: score only the questions that every run has a prediction for; the report says so.
         overwrite: replace a report in `out`.
@@ -101,122 +96,113 @@ def evaluate(
     Raises:
         UserError: a file is missing, broken or of other questions, a report exists, the profile or paper is unknown.
     """
-    rules = scorers.get("standard" if profile == ALL else profile)
+    scorer = scorers.get(STANDARD if profile == ALL else profile)
     _check_out(out, overwrite)
-    every = _records(questions, Question)
-    everyone = [*_load(predictions, name, every), *_baseline(baseline, every)]
-    asked, part, (first, *more) = _selected(every, everyone, limit, answered_only)
-    against = more.pop() if baseline is not None else None
-    runs = {one.name: _grade(asked, one, rules) for one in (first, *more)}
-    sources = {"questions": _paths(questions), "predictions": _paths(predictions), "baseline": _paths(baseline or [])}
-    result = _about(first, runs, rules, sources, paper.beside(published, asked) if published else None)
-    several = _several(runs, rules, [one.note for one in (first, *more)], seeds)
-    result = replace(result, selection=part, **several, **_by_profile(runs[first.name], profile, first.note))
-    result = replace(result, **_compared(runs, against, asked, rules), cut=cut.by_run(runs))
-    result = replace(
-        result, subsets=contamination.subsets(runs[first.name], result.comparison, sources["questions"], overlap)
-    )
-    return result if out is None else writing.write(result, runs, out, overwrite=overwrite, latex=latex)
+    exam = _records(questions, Question)
+    runs = _load(predictions, name, exam)
+    first, baseline_run = runs[0], None if baseline is None else _load_baseline(baseline, exam)
 
-
-def _selected(
-    every: Sequence[Question], loaded: Sequence[Run], limit: int | None, answered_only: bool
-) -> tuple[list[Question], selection.Selection | None, list[Run]]:
-    """Return the questions that are scored, and the runs without the predictions for the others."""
+    loaded = runs if baseline_run is None else [*runs, baseline_run]
     answered = [{prediction.question_id for prediction in run.predictions} for run in loaded]
-    asked, part = selection.select(every, answered, limit, answered_only)
-    left = {question.id for question in every} - {question.id for question in asked}
-    kept = [replace(run, predictions=[one for one in run.predictions if one.question_id not in left]) for run in loaded]
-    return asked, part, kept
+    scored, selection = grading.select(exam, answered, limit=limit, answered_only=answered_only)
+    graded = {run.name: run.grade(exam, scored, scorer) for run in runs}
+
+    # The baseline is no run of the report; it is only compared with, and shown question by question.
+    shown, compared = dict(graded), None
+    if baseline_run is not None:
+        clash = baseline_run.name in graded
+        reference = baseline_run.grade(exam, scored, scorer)
+        shown[f"{baseline_run.name} (baseline)" if clash else baseline_run.name] = reference
+        compared = comparison.compare(reference, graded[first.name], scorer.smoothing, baseline_run.name)
+
+    sources = {"questions": _paths(questions), "predictions": _paths(predictions), "baseline": _paths(baseline or [])}
+    report = building.build(
+        graded[first.name],
+        scorer,
+        identity.provenance(sources),
+        first.name,
+        published_tables.beside(published, scored) if published else None,
+    )
+    report = replace(
+        report,
+        identity=_identity(first, sources["questions"], len(scored), scorer),
+        training=_training_curves(first),
+        selection=selection,
+        comparison=compared,
+        cut={key: cut for key, items in shown.items() if (cut := grading.truncation(items))},
+        subsets=contamination.subsets(graded[first.name], compared, sources["questions"], overlap),
+        **_several_runs(graded, scorer, runs, seeds),
+        **_other_scorers(graded[first.name], profile, first.metadata),
+    )
+    return report if out is None else writing.write(report, shown, out, overwrite=overwrite, latex=latex)
 
 
-def _compared(runs: Runs, against: Run | None, asked: Sequence[Question], rules: Profile) -> dict[str, Any]:
-    """Return the report's section about the baseline, and put it among the runs that can be looked at."""
-    if against is None:
-        return {}
-    graded, baseline = next(iter(runs.values())), _grade(asked, against, rules)
-    runs[f"{against.name} (baseline)" if against.name in runs else against.name] = baseline
-    return {"comparison": comparison.compare(baseline, graded, rules.smoothing, against.name)}
-
-
-def _several(
-    runs: Mapping[str, Sequence[grading.Graded]], rules: Profile, made_by: Sequence[object], seeds: bool | None
+def _several_runs(
+    graded: Mapping[str, Sequence[Graded]], scorer: Scorer, runs: Sequence[Run], seeds: bool | None
 ) -> dict[str, Any]:
-    """Return the report's sections about several runs."""
-    if len(runs) < 2:
+    """Return the report's sections about several runs, none of a single one."""
+    if len(graded) < 2:
         return {}
     if seeds is None:
-        seeds = notes.seeds_of_one_experiment(made_by)
-    scores = {name: grading.score(graded, rules) for name, graded in runs.items()}
+        seeds = prediction_metadata.are_seeds_of_one_experiment([run.metadata for run in runs])
+    scores = {name: grading.score(items, scorer) for name, items in graded.items()}
     return {
         "runs": scores,
         "summary": comparison.summarise(scores) if seeds else {},
-        "agreement": comparison.agreement(runs),
-        "flips": comparison.flips(runs),
+        "agreement": comparison.agreement(graded),
+        "flips": comparison.flips(graded),
         "ranking": comparison.ranking(scores),
-        "pairs": comparison.pairwise(runs),
+        "pairs": comparison.pairwise(graded),
     }
 
 
-def _by_profile(first: Sequence[grading.Graded], profile: str, note: object) -> dict[str, Any]:
-    """Return the report's sections about other profiles than ours."""
-    if profile == bridge.STANDARD:
+def _other_scorers(graded: Sequence[Graded], profile: str, metadata: PredictionMetadata) -> dict[str, Any]:
+    """Return the report's sections about other scorers than ours, none where only ours was asked for."""
+    if profile == STANDARD:
         return {}
-    wanted = scorers.names() if profile == ALL else [profile]
-    scores, bridges = bridge.to_profiles(
-        first, wanted, notes.style(note), provenance.option_order(note), notes.asks_for_explanations(note)
+    scores, decompositions = comparison.by_scorers(
+        graded,
+        scorers.names() if profile == ALL else [profile],
+        style=metadata.style,
+        option_order=metadata.option_order,
+        explanations=metadata.asks_for_explanations,
     )
-    return {"bridges": bridges, **({"profiles": scores} if profile == ALL else {})}
+    return {"bridges": decompositions, "profiles": scores if profile == ALL else {}}
 
 
-def _about(run: Run, runs: Runs, rules: Profile, sources: Sources, beside: Any) -> building.FullReport:
-    """Return the report of the first run: who it is about, and the curves of its training where that is known."""
-    report = building.build(runs[run.name], rules, provenance.collect(sources), run.name, beside)
-    made_by, questions = run.note if isinstance(run.note, Mapping) else {}, sources["questions"]
-    who = identity.identify(
-        made_by,
-        questions=str(questions[0]) if questions else "",
-        n=len(runs[run.name]),
-        profile=report.signature["profile"],
-        date=date.today().isoformat(),
-    )
-    trained = made_by.get("run")
-    curves = log.curves(Path(trained)) if isinstance(trained, str) else {}
-    return replace(report, identity=who, training=curves)
+def _identity(run: Run, questions: Sequence[str | Path], n: int, scorer: Scorer) -> identity.Identity:
+    file = str(questions[0]) if questions else ""
+    return identity.identify(run.metadata, file, n, scorer.name, date.today().isoformat())
 
 
-def _grade(asked: Sequence[Question], run: Run, rules: Profile) -> list[grading.Graded]:
-    try:
-        order = provenance.option_order(run.note)
-        return grading.grade(asked, run.predictions, rules, order, notes.asks_for_explanations(run.note))
-    except DataError as error:
-        raise DataError(f"{run.path or run.name}: {error}") from None
+def _training_curves(run: Run) -> Mapping[str, list[tuple[int, float]]]:
+    """Return the curves of the training that made the predictions, none where it is unknown."""
+    folder = run.metadata.values.get("run")
+    return log.curves(Path(folder)) if isinstance(folder, str) else {}
 
 
 def _records(source: Any, cls: type[T]) -> list[T]:
     return list(jsonl.read(source, cls)) if isinstance(source, str | Path) else list(source)
 
 
-def _load(predictions: Any, name: str | Sequence[str], asked: Sequence[Question]) -> list[Run]:
-    """Return the predictions of each file, or of the one set of records, with their names and notes."""
-    paths, given = _paths(predictions), [name] if isinstance(name, str) else list(name)
-    if given and (len(given) != max(len(paths), 1) or len(set(given)) < len(given)):
-        raise UserError(f"--name: {len(paths)} predictions need as many different names, got {', '.join(given)}.")
+def _load(predictions: Any, name: str | Sequence[str], exam: Sequence[Question]) -> list[Run]:
+    """Return the predictions of each file, or of the one set of records, with their names and metadata."""
+    paths, names = _paths(predictions), [name] if isinstance(name, str) else list(name)
+    if names and (len(names) != max(len(paths), 1) or len(set(names)) < len(names)):
+        raise UserError(f"--name: {len(paths)} predictions need as many different names, got {', '.join(names)}.")
     if not paths:
-        return [Run(given[0] if given else THIS, None, list(predictions), None)]
+        return [Run(names[0] if names else THIS, None, list(predictions), PredictionMetadata())]
     if twice := [str(path) for i, path in enumerate(paths) if path in paths[:i]]:
         raise UserError(f"--predictions: {twice[0]} is given twice.")
-    shown = given or ([THIS] if len(paths) == 1 else provenance.names(paths))
+    names = names or ([THIS] if len(paths) == 1 else identity.names(paths))
     return [
-        Run(key, path, others.read(path, asked), provenance.made_by(path))
-        for key, path in zip(shown, paths, strict=True)
+        Run(key, path, other_tools.read(path, exam), prediction_metadata.read(path) or PredictionMetadata())
+        for key, path in zip(names, paths, strict=True)
     ]
 
 
-def _baseline(predictions: Predictions | None, asked: Sequence[Question]) -> list[Run]:
-    if predictions is None:
-        return []
-    return _load(predictions, provenance.names(_paths(predictions)) or ["the baseline"], asked)[:1]
+def _load_baseline(predictions: Predictions, exam: Sequence[Question]) -> Run:
+    return _load(predictions, identity.names(_paths(predictions)) or ["the baseline"], exam)[0]
 
 
 def _paths(source: Any) -> list[str | Path]:
@@ -248,7 +234,9 @@ def main(argv: Sequence[str]) -> int | None:
     )
     parser.add_argument("--baseline", metavar="FILE", help="predictions to compare with, question by question")
     parser.add_argument(
-        "--published", metavar="EXAM", help=f"show published numbers beside the run: {', '.join(paper.names())}"
+        "--published",
+        metavar="EXAM",
+        help=f"show published numbers beside the run: {', '.join(published_tables.names())}",
     )
     parser.add_argument(
         "--name", action="append", default=[], help="what the run is called in the report; one for each --predictions"
@@ -266,13 +254,13 @@ def main(argv: Sequence[str]) -> int | None:
         "--answered-only", action="store_true", help="score only questions that have a prediction; the report says so"
     )
     parser.add_argument("--overwrite", action="store_true", help="replace a report in DIR")
-    given = vars(parser.parse_args(argv))
-    draw = given.pop("plots")
-    report = evaluate(**given)
-    if draw:
-        plots.draw(report, Path(given["out"]))
+    args = vars(parser.parse_args(argv))
+    with_plots, out = args.pop("plots"), Path(args["out"])
+    report = evaluate(**args)
+    if with_plots:
+        plots.draw(report, out)
     _say(report)
-    cli.say(f"report: {Path(given['out']) / 'report.html'}")
+    cli.say(f"report: {out / 'report.html'}")
     return None
 
 
@@ -284,9 +272,9 @@ def _say(report: building.FullReport) -> None:
     count, scored = (report.overall[key] for key in ("n", "scored"))
     if scored != count:
         cli.say(f"{count} questions, {scored} of them in the accuracy")
-    for name, ends in report.cut.items():
-        if ends.cut:
-            cli.say(f"{name}: {ends.sentence}")
+    for name, truncation in report.cut.items():
+        if truncation.cut:
+            cli.say(f"{name}: {truncation.sentence}")
     if report.runs and report.profiles:
         cli.say(f"\n{sections.by_profile(report)}")
     if report.agreement:
@@ -295,8 +283,8 @@ def _say(report: building.FullReport) -> None:
         cli.say(f"\n{sections.pairs(report.pairs)}")
     if report.comparison:
         cli.say(f"\n{sections.comparison(report.comparison)}")
-    for one in report.subsets:
-        cli.say(one.sentence)
+    for subset in report.subsets:
+        cli.say(subset.sentence)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from cmexam_tune.core import cli
 from cmexam_tune.core.errors import TrainingStopped, UserError
 from cmexam_tune.core.files import atomic_write
 from cmexam_tune.core.variants import suggest
-from cmexam_tune.report.papers import entries, facets, reproduced
+from cmexam_tune.report.papers import entries, reproduced_tables
 from cmexam_tune.report.table import Table
 
 RAW = (".csv", ".xlsx", ".json", ".jsonl")
@@ -30,10 +30,10 @@ examples:
   cmexam-tune reproduce cmb/GPT-4 --data data/cmb --out runs/paper --settings answer,cot
   cmexam-tune reproduce --table3 --out runs/paper      (--table4 to --table8: by groups; --cmb: CMB's Tables 3 and 4)"""
 
-LAYOUTS: dict[str, Callable[[Sequence[reproduced.Measured], Path], Table]] = {
-    "table3": lambda found, _: reproduced.table3(found),
-    **{f"table{number}": partial(facets.table, number) for number in facets.NUMBERS},
-    "cmb": lambda found, _: reproduced.cmb(found),
+LAYOUTS: dict[str, Callable[[Sequence[reproduced_tables.Measured], Path], Table]] = {
+    "table3": lambda found, _: reproduced_tables.table3(found),
+    **{f"table{number}": partial(reproduced_tables.by_groups, number) for number in reproduced_tables.BY_GROUPS},
+    "cmb": lambda found, _: reproduced_tables.cmb(found),
 }
 
 
@@ -101,11 +101,13 @@ def reproduce(
     for number, unit in enumerate(units, 1):
         cli.note(f"[{number}/{len(units)}] {unit.folder.relative_to(out)}")
         _run(unit, plan.launch)
-    found = [line for line in reproduced.collect(out) if line.entry.recipe in {_key(entry) for entry in chosen}]
-    table = reproduced.comparison(found)
-    reproduced.write(table, out / "comparison", [page for line in found for page in line.reports])
+    found = [line for line in reproduced_tables.collect(out) if line.entry.recipe in {_key(entry) for entry in chosen}]
+    table = reproduced_tables.comparison(found)
+    reproduced_tables.write(table, out / "comparison", [page for line in found for page in line.reports])
     if any(entry.exam == "cmb" for entry in chosen):
-        reproduced.write(reproduced.cmb(found), out / "cmb", [page for line in found for page in line.reports])
+        reproduced_tables.write(
+            reproduced_tables.cmb(found), out / "cmb", [page for line in found for page in line.reports]
+        )
     return table
 
 
@@ -164,7 +166,7 @@ def _units(entry: entries.Entry, out: Path, plan: Plan, data: Path, overrides: S
             config = load_config(entry.recipe, [*changes, *common, f"out={first / 'run'}", *overrides])
             yield Unit(entry, folder, config, files["test"], ask if entry.trained else ())
         if entry.explain is not None:
-            folder = first.with_name(f"{first.name}-{reproduced.EXPLAIN}")
+            folder = first.with_name(f"{first.name}-{reproduced_tables.EXPLAIN}")
             words = [*entry.explain, *common, f"out={folder / 'run'}", *overrides]
             yield Unit(entry, folder, load_config(entry.recipe, words), files["test"])
 
@@ -263,7 +265,7 @@ def main(argv: Sequence[str]) -> int | None:
     parser.add_argument("--settings", metavar="S,S", help="CMB: some of " + ", ".join(entries.SETTINGS))
     parser.add_argument("--cmb", action="store_true", help="all finished runs in --out as CMB's Tables 3 and 4")
     parser.add_argument("--launch", help="start training and prediction by this: 'torchrun --nproc_per_node 8 -m'")
-    for number in (3, *facets.NUMBERS):
+    for number in (3, *reproduced_tables.BY_GROUPS):
         text = f"all finished runs in --out beside CMExam's Table {number}"
         parser.add_argument(f"--table{number}", action="store_true", help=text)
     got = parser.parse_intermixed_args(list(argv))
@@ -282,9 +284,9 @@ def main(argv: Sequence[str]) -> int | None:
         plan = Plan(seeds, got.settings.split(",") if got.settings else None, got.launch)
         cli.say(str(reproduce(names, got.out, data=got.data, overrides=overrides, plan=plan)))
     for name in wanted:
-        found = reproduced.collect(Path(got.out))
+        found = reproduced_tables.collect(Path(got.out))
         table = LAYOUTS[name](found, Path(got.out))
-        reproduced.write(table, Path(got.out) / name, [page for line in found for page in line.reports])
+        reproduced_tables.write(table, Path(got.out) / name, [page for line in found for page in line.reports])
         cli.say(str(table))
     cli.note(f"tables: {got.out}/*.md, *.tex, *.html")
     return None

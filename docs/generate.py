@@ -12,8 +12,8 @@ from pathlib import Path
 from cmexam_tune import config
 from cmexam_tune.config import describing, installed_versions, schema
 from cmexam_tune.core import variants
-from cmexam_tune.report.headings import short
 from cmexam_tune.report.papers import entries
+from cmexam_tune.report.table import short
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = {

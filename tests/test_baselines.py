@@ -6,7 +6,7 @@ import pytest
 import released
 
 from cmexam_tune.core.schema import Question, letters
-from cmexam_tune.evaluation import baselines
+from cmexam_tune.report import baselines
 
 VAL = released.find("val.csv")
 

@@ -13,7 +13,7 @@ from cmexam_tune.core import cli, jsonl, normalise
 from cmexam_tune.core.errors import DataError
 from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.evaluate import evaluate
-from cmexam_tune.evaluation.subsets import Share, Subset
+from cmexam_tune.evaluation.breakdowns import Share, Subset
 from cmexam_tune.exams import cmb, cmexam
 from cmexam_tune.prompts import question_checks
 from cmexam_tune.quality import contamination, errata, minhash

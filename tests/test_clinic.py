@@ -24,7 +24,7 @@ from cmexam_tune.cmb_clin.judgements import (
 from cmexam_tune.core import jsonl
 from cmexam_tune.core.errors import ConfigError, DataError, UserError
 from cmexam_tune.core.schema import Case, Prediction, Turn
-from cmexam_tune.evaluation import agreement
+from cmexam_tune.evaluation.significance import judge_agreement, kappa
 from cmexam_tune.exams import cmb
 from cmexam_tune.judge import Options, judge
 from cmexam_tune.judge import main as judge_main
@@ -486,17 +486,18 @@ def test_measures_are_scipys_and_scikit_learns(seed: int) -> None:
     dice = random.Random(seed)
     first = [dice.randint(1, 5) for _ in range(120)]
     second = [min(5, max(1, one + dice.choice((-1, 0, 0, 1)))) for one in first]
-    assert agreement.pearson(first, second) == pytest.approx(stats.pearsonr(first, second).statistic)
-    assert agreement.spearman(first, second) == pytest.approx(stats.spearmanr(first, second).statistic)
-    assert agreement.kendall(first, second) == pytest.approx(stats.kendalltau(first, second).statistic)
-    assert agreement.kappa(first, second) == pytest.approx(cohen_kappa_score(first, second))
+    measures = judge_agreement(first, second)
+    assert measures["pearson"] == pytest.approx(stats.pearsonr(first, second).statistic)
+    assert measures["spearman"] == pytest.approx(stats.spearmanr(first, second).statistic)
+    assert measures["kendall"] == pytest.approx(stats.kendalltau(first, second).statistic)
+    assert kappa(first, second) == pytest.approx(cohen_kappa_score(first, second))
     weighted = cohen_kappa_score(first, second, weights="quadratic")
-    assert agreement.kappa(first, second, "quadratic") == pytest.approx(weighted)
+    assert measures["weighted_kappa"] == pytest.approx(weighted)
 
 
 def test_measures_of_nothing() -> None:
-    for measure in agreement.MEASURES.values():
-        assert measure([], []) is None and measure([3, 3], [3, 3]) is None
+    for scores in ([], [3], [3, 3]):
+        assert set(judge_agreement(scores, scores).values()) == {None}
 
 
 def test_ranking_of_models_by_hand() -> None:

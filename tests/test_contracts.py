@@ -30,7 +30,7 @@ def variant(request: pytest.FixtureRequest) -> tuple[str, ModuleType]:
 def test_there_are_variants() -> None:
     assert {folder for folder, _ in CASES} == set(PROTOCOLS)
     assert ("families", "llama") in CASES and ("tuning", "lora") in CASES and ("exams", "cmexam") in CASES
-    assert ("profiles", "standard") in CASES
+    assert ("scorers", "standard") in CASES
 
 
 def test_names_and_parameters(variant: tuple[str, ModuleType]) -> None:
@@ -60,8 +60,8 @@ def test_values(variant: tuple[str, ModuleType]) -> None:
         assert dataclasses.is_dataclass(module.Settings)
         parameters: Any = module.Settings.__dataclass_params__  # type: ignore[attr-defined]
         assert parameters.frozen
-    if folder == "profiles":
-        assert module.PROFILE.name == module.__name__.rpartition(".")[2].replace("_", "-")
+    if folder == "scorers":
+        assert module.SCORER.name == module.__name__.rpartition(".")[2].replace("_", "-")
 
 
 def test_module_says_what_it_is(variant: tuple[str, ModuleType]) -> None:

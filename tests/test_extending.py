@@ -80,7 +80,7 @@ def test_an_exam_and_a_profile_of_a_stranger(lab: Path) -> None:
     (lab / "my_lab" / "empty.py").touch()
     for wrong in (["preprocess", "my_lab.empty", "--input", "ward.jsonl", "--out", "x"],
                   [*command, "--profile", "my_lab.empty", "--overwrite"]):  # fmt: skip
-        with pytest.raises(ConfigError, match=r"my_lab\.empty: lacks (read|PROFILE)"):
+        with pytest.raises(ConfigError, match=r"my_lab\.empty: lacks (read|SCORER)"):
             main(wrong)
 
 

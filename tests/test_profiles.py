@@ -196,8 +196,8 @@ def _evaluate(folder, texts, profile):
 def test_a_profile_of_ones_own_by_its_dotted_name(tmp_path, monkeypatch):
     (tmp_path / "my_lab").mkdir()
     (tmp_path / "my_lab" / "prof.py").write_text(
-        "from cmexam_tune.evaluation.scorers import Profile, Reading\n"
-        "PROFILE = Profile('my_lab.prof', 'last character', lambda text, q: Reading(text[-1:] or None, None), {})\n"
+        "from cmexam_tune.evaluation.scorers import Reading, Scorer\n"
+        "SCORER = Scorer('my_lab.prof', 'last character', lambda text, q: Reading(text[-1:] or None, None), {})\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     jsonl.write(tmp_path / "questions.jsonl", [QUESTION])

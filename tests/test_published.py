@@ -9,7 +9,7 @@ import yaml
 from cmexam_tune import reproduce
 from cmexam_tune.core.schema import Question
 from cmexam_tune.evaluation import breakdowns
-from cmexam_tune.report.papers import facets, published_tables, reproduced
+from cmexam_tune.report.papers import published_tables, reproduced_tables
 
 CHECKED = Path(__file__).resolve().parents[2] / "shared" / "research" / "published_tables.yaml"
 TABLES = [(exam, f"table{number}") for exam, last in (("cmexam", 8), ("cmb", 8)) for number in range(3, last + 1)]
@@ -80,10 +80,10 @@ def test_runs_beside_the_tables_of_groups(tmp_path: Path) -> None:
         report = {"overall": {"n": 10, "accuracy": 50.0}, "by_facet": {"Question Difficulty Level": cells}}
         (folder / "report.json").write_text(json.dumps(report), encoding="utf-8")
         (folder / "report.html").write_text("<p>")
-    found = reproduced.collect(tmp_path)
-    lines = {line[0]: line[1:] for line in facets.table(8, found, tmp_path).lines}
+    found = reproduced_tables.collect(tmp_path)
+    lines = {line[0]: line[1:] for line in reproduced_tables.by_groups(8, found, tmp_path).lines}
     assert lines["1 容易"] == ("62.0±2.8", "74.60", "58.50", "31.40", "61.50", "56.50")
     assert lines["3 中等"][:2] == ("30.0±0.0", "51.30") and lines["5 极难"][0] == "-"
-    assert len(facets.table(4, found, tmp_path).lines) == 16
+    assert len(reproduced_tables.by_groups(4, found, tmp_path).lines) == 16
     reproduce.main(["--table5", "--out", str(tmp_path)])
     assert "EM 急诊医学科" in (tmp_path / "table5.md").read_text(encoding="utf-8")

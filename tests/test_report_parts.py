@@ -11,8 +11,10 @@ from cmexam_tune.core.errors import UserError
 from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.evaluate import evaluate
 from cmexam_tune.evaluation import grading
-from cmexam_tune.report import packing, plots, provenance
-from cmexam_tune.report.explanations import conclusion, consistency
+from cmexam_tune.evaluation.answer_parsing import conclusion
+from cmexam_tune.evaluation.breakdowns import consistency
+from cmexam_tune.evaluation.prediction_metadata import PredictionMetadata
+from cmexam_tune.report import identity, page, plots
 from cmexam_tune.report.identity import identify, portable
 from cmexam_tune.training.run_directory import log
 
@@ -61,14 +63,15 @@ def test_no_folder_of_this_machine_is_left() -> None:
     assert portable(note) == {
         "run": "a", "files": ["b.bin", "c"], "n": 1, "model": "THUDM/chatglm-6b", "r": "runs/x",
     }  # fmt: skip
-    assert provenance.names(["/x/a/p.jsonl", "/x/b/p.jsonl"]) == ["a/p.jsonl", "b/p.jsonl"]
-    assert provenance.names(["/x/p.jsonl"]) == ["p.jsonl"] and provenance.names(["r/p.jsonl"]) == ["r/p.jsonl"]
+    assert identity.names(["/x/a/p.jsonl", "/x/b/p.jsonl"]) == ["a/p.jsonl", "b/p.jsonl"]
+    assert identity.names(["/x/p.jsonl"]) == ["p.jsonl"] and identity.names(["r/p.jsonl"]) == ["r/p.jsonl"]
     config = {
         "model": {"model_name_or_path": "/m/chatglm"},
         "prompt": {"style": "answer"},
         "tuning": {"method": "lora"},
     }
-    who = identify({"config": config, "run": "/r/one", "mode": "generate"}, "/d/test.questions.jsonl", 3, "cmb", "2026")
+    metadata = PredictionMetadata({"config": config, "run": "/r/one", "mode": "generate"})
+    who = identify(metadata, "/d/test.questions.jsonl", 3, "cmb", "2026")
     assert (who.model, who.adapter, who.method, who.prompt) == ("chatglm", "one", "lora", "style answer")
     assert (who.questions, who.n, who.mode) == ("test.questions.jsonl", 3, "generate")
 
@@ -91,19 +94,19 @@ def test_a_report_of_files_names_no_folder(tmp_path: Path) -> None:
 
 
 def test_many_questions_are_packed_within_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    count = packing.PLAIN + packing.BLOCK
+    count = page.PLAIN + page.BLOCK
     asked = [Question(str(i), f"题{i}", OPTIONS, "A", "解释" * 100) for i in range(count)]
     said = [Prediction(str(i), ("答案: A\n" if i % 2 else "答案: B\n") + "长" * 900) for i in range(count)]
     runs = {"one": grading.grade(asked, said)}
 
     def items() -> list[list[object]]:
-        packed = packing.blocks(runs)
+        packed = page.blocks(runs)
         assert all(isinstance(block, str) for block in packed)
         return [item for block in packed for item in json.loads(gzip.decompress(base64.b64decode(block)))]
 
     assert [item[0] for item in items()] == [one.stem for one in asked]
     assert items()[1][3] == [said[1].text]
-    monkeypatch.setattr(packing, "BUDGET", 1_000_000)
+    monkeypatch.setattr(page, "BUDGET", 1_000_000)
     wrong, right = items()[0][3][0], items()[1][3][0]  # type: ignore[index]
     assert wrong == said[0].text and len(right) < 640 and "906 characters in all" in right
 

@@ -13,7 +13,7 @@ import pytest
 
 from cmexam_tune.core import jsonl
 from cmexam_tune.core.schema import Prediction, Question
-from cmexam_tune.evaluation import bridge, comparison, grading, scorers
+from cmexam_tune.evaluation import comparison, grading, scorers
 from cmexam_tune.evaluation.scorers import (
     _reading,
     cmmlu,
@@ -189,11 +189,11 @@ def test_metrics_by_source(scorer, percent, name):
 
 @pytest.mark.parametrize("name", FILES)
 def test_metrics_of_medevalkit(name):
-    everything = dataclasses.replace(medevalkit.PROFILE, subset=None)
+    everything = dataclasses.replace(medevalkit.SCORER, subset=None)
     for part, profile, keep in (
         ("all", everything, lambda question: True),
-        ("cmexam", medevalkit.PROFILE, source("cmexam")),
-        ("cmb_single", medevalkit.PROFILE, source("cmb")),
+        ("cmexam", medevalkit.SCORER, source("cmexam")),
+        ("cmb_single", medevalkit.SCORER, source("cmb")),
     ):
         wanted = golden()["medevalkit"]["metrics"][name][part]
         scores = grading.score(graded(profile, name, keep), profile)
@@ -257,7 +257,7 @@ def test_metrics_of_huatuo_o1(name):
 @pytest.mark.parametrize("mode", ["single", "multi"])
 def test_metrics_of_evalscope(name, mode):
     profile = dataclasses.replace(
-        evalscope.PROFILE, read=partial(evalscope.read_mode, several=mode == "multi"), name=mode
+        evalscope.SCORER, read=partial(evalscope.read_mode, several=mode == "multi"), name=mode
     )
     parts = {
         "all": lambda question: True,
@@ -337,10 +337,11 @@ def test_metrics_of_cmmlu(name):
 
 @pytest.mark.parametrize("scorer", [*SCORERS, "cmexam-lora", "cmexam-chatglm", "standard"])
 @pytest.mark.parametrize("name", FILES)
-def test_the_bridge_adds_up(scorer, name):
+def test_the_decomposition_adds_up(scorer, name):
     asked = list(questions().values())
     said = [Prediction(question.id, outputs(name)[question.id]) for question in asked]
-    found = bridge.build(asked, said, scorer)
+    ours, theirs = (grading.grade(asked, said, rules) for rules in ("standard", scorer))
+    found = comparison.decompose(ours, theirs, scorer)
     assert found.standard == grading.score(grading.grade(asked, said), "standard")["accuracy"]
     theirs = grading.score(grading.grade(asked, said, scorer), scorer)
     assert found.theirs == theirs[scorers.get(scorer).headline]

@@ -118,7 +118,7 @@ def test_as_many_hypotheses_as_references():
 def test_local_metric_of_the_evaluate_library(monkeypatch, tmp_path):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     evaluate = pytest.importorskip("evaluate")
-    path = ROOT / "cmexam_tune" / "metrics" / "exam_text.py"
+    path = ROOT / "cmexam_tune" / "interop" / "exam_text.py"
     metric = evaluate.load(str(path), cache_dir=str(tmp_path))
     pairs = [(h, r) for h, r in zip(HYPOTHESES[:20], REFERENCES[:20], strict=True) if r.strip()]
     hypotheses, references = zip(*pairs, strict=True)

@@ -7,7 +7,7 @@ from typing import Literal
 
 from cmexam_tune.cmb_clin.rubric import Variant
 from cmexam_tune.core.schema import WHERE_SAID
-from cmexam_tune.evaluation import agreement
+from cmexam_tune.evaluation.significance import correlations, judge_agreement
 
 Key = tuple[str, str]
 """(predictions, id of the turn)."""
@@ -85,7 +85,7 @@ def pairs(judged: Sequence[Judged], judge: str) -> dict[Key, Mapping[str, int]]:
 
 
 def agreements(judged: Sequence[Judged], axes: Sequence[str]) -> list[dict[str, str | float | int | None]]:
-    """Return for every two judges and each axis `n` and the measures of `agreement.MEASURES` over what both scored.
+    """Return for every two judges and each axis `n` and the measures of `judge_agreement` over what both scored.
 
     The line `ranking` compares the order of the models by the mean of their axes (Spearman), where both judged at
     least three models.
@@ -98,13 +98,14 @@ def agreements(judged: Sequence[Judged], axes: Sequence[str]) -> list[dict[str, 
             both = [key for key in left if key in right]
             for axis in axes:
                 a, b = [left[key][axis] for key in both], [right[key][axis] for key in both]
-                measures = {name: measure(a, b) for name, measure in agreement.MEASURES.items()}
-                found.append({"first": first, "second": second, "axis": axis, "n": len(both), **measures})
+                found.append({"first": first, "second": second, "axis": axis, "n": len(both), **judge_agreement(a, b)})
             models = list(dict.fromkeys(model for model, _ in both))
             if len(models) > 2:
                 order = [[_mean(side, both, model) for model in models] for side in (left, right)]
-                line: dict[str, str | float | int | None] = {"first": first, "second": second, "axis": "ranking"}
-                found.append({**line, "n": len(models), "spearman": agreement.spearman(*order)})
+                spearman = correlations(*order)["spearman"]
+                found.append(
+                    {"first": first, "second": second, "axis": "ranking", "n": len(models), "spearman": spearman}
+                )
     return found
 
 

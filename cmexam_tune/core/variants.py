@@ -15,14 +15,14 @@ from typing import Literal
 
 from cmexam_tune.core.errors import ConfigError
 
-Folder = Literal["exams", "families", "tuning", "profiles"]
+Folder = Literal["exams", "families", "tuning", "scorers"]
 PACKAGES: dict[Folder, str] = {
     "exams": "cmexam_tune.exams",
     "families": "cmexam_tune.models.families",
     "tuning": "cmexam_tune.models.adapters",
-    "profiles": "cmexam_tune.evaluation.scorers",
+    "scorers": "cmexam_tune.evaluation.scorers",
 }
-PROTOCOLS: dict[Folder, str] = {"exams": "Exam", "families": "Family", "tuning": "Method", "profiles": "Scorer"}
+PROTOCOLS: dict[Folder, str] = {"exams": "Exam", "families": "Family", "tuning": "Method", "scorers": "ScorerModule"}
 """The class in each package that says what its files provide."""
 FROM_YAML: tuple[Folder, ...] = ("exams",)
 """Packages whose `from_yaml(path)` makes a variant of a YAML file: one beside the code, or the user's own."""

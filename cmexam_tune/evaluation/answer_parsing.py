@@ -8,7 +8,7 @@ answers is unreadable. How well they do is measured on a labelled table: benchma
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -28,6 +28,10 @@ _LABEL = re.compile(r"(?<![A-Za-z0-9])([A-Z])[\s.、:,)(]*")
 _BETWEEN_ITEMS = re.compile(r"[\s,、;.。()-]*(?:选项)?")
 _BLANK = re.compile(r"[\s(]{4,}")
 _JSON = re.compile(r"\{[^{}]*\}|\[[^\[\]{}]*\]")
+# 故选C, 故本题选 A、C, 因此答案为 B, 所以正确答案是 D项; what stands between the cue and the letters is short.
+_CONCLUSION = re.compile(
+    r"(?:故|因此|所以|综上)[^。；;\n]{0,8}?(?:选择?|答案(?:是|为|应为|选)?)[:：\s]{0,2}([A-J](?:[、,，和及\s]{0,2}[A-J]){0,9})(?![A-Za-z])"
+)
 
 
 def final_part(text: str) -> str:
@@ -413,3 +417,13 @@ def split_explanation(text: str) -> str | None:
         body = re.split(r"\n[^\S\n]*[【\[*]*(?:正确|最终)?答案[】\]*]*\s*[:：是为]", text[marker.end() :])[0]
         return body.strip(" *\n\t\r") or None
     return _FIRST_SENTENCE.sub("", text, count=1).strip() or None
+
+
+def conclusion(explanation: str | None, options: Iterable[str] = "ABCDE") -> str | None:
+    """Return the letters that an explanation concludes with (故选C: the last of them counts), None without any.
+
+    Letters that are no options belong to another word, such as ACEI.
+    """
+    matches = _CONCLUSION.findall(explanation or "")
+    concluded = letters("".join(re.findall("[A-J]", matches[-1]))) if matches else ""
+    return concluded if concluded and set(concluded) <= set(options) else None

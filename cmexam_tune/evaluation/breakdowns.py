@@ -1,21 +1,26 @@
-"""Scores by facet, as the papers print them: names and limits of the tables are in `breakdowns.yaml`."""
+"""Scores of parts of a run: by facet as the papers print them, by length, by number of letters, with and without some.
+
+Names and limits of the papers' tables are in `breakdowns.yaml`.
+"""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 from cmexam_tune.core.schema import GROUP, Scores
+from cmexam_tune.evaluation.answer_parsing import conclusion
+from cmexam_tune.evaluation.comparison import Comparison
+from cmexam_tune.evaluation.grading import Graded
+from cmexam_tune.evaluation.significance import wilson
 
-if TYPE_CHECKING:
-    from cmexam_tune.evaluation.grading import Graded
-
-Scorer = Callable[[Sequence["Graded"]], Scores]
+Score = Callable[[Sequence[Graded]], Scores]
+"""What `grading.score` is for one scorer."""
 
 MINIMUM = 30
 """Below this many questions a cell is marked where no paper sets its own limit (an interval wider than 35 points)."""
@@ -55,10 +60,10 @@ class Definition:
         A name that was cut off (as the ICD-11 chapters in some exports) is recognised when only one begins so.
         """
         folded = _fold(value)
-        for one in self.values:
-            if folded in map(_fold, (one.name, one.zh, one.en, *one.also)):
-                return one
-        begun = [one for one in self.values if len(folded) > 3 and _fold(one.zh).startswith(folded.rstrip(".…"))]
+        for name in self.values:
+            if folded in map(_fold, (name.name, name.zh, name.en, *name.also)):
+                return name
+        begun = [name for name in self.values if len(folded) > 3 and _fold(name.zh).startswith(folded.rstrip(".…"))]
         return begun[0] if len(begun) == 1 else Name(value, value, value)
 
 
@@ -107,20 +112,20 @@ def _definition(item: Mapping[str, Any]) -> Definition:
 
 def define(facet: str) -> Definition:
     """Return the breakdown that a column of this name belongs to; unknown columns get a plain one."""
-    for one in definitions():
-        if _fold(facet) in map(_fold, (one.facet, *one.columns)):
-            return one
+    for definition in definitions():
+        if _fold(facet) in map(_fold, (definition.facet, *definition.columns)):
+            return definition
     return Definition(facet, facet, None)
 
 
-def by_facet(graded: Iterable["Graded"], score: Scorer) -> dict[str, dict[str, Scores]]:
+def by_facet(graded: Iterable[Graded], score: Score) -> dict[str, dict[str, Scores]]:
     """Return {facet: {value: scores}} with facets and values spelled as in the data, the papers' facets first."""
     groups: dict[str, dict[str, list[Graded]]] = defaultdict(lambda: defaultdict(list))
-    for one in graded:
-        for facet, value in one.question.facets.items():
+    for item in graded:
+        for facet, value in item.question.facets.items():
             if value.strip() and facet != GROUP:
-                groups[facet][value].append(one)
-    known = [one.facet for one in definitions()]
+                groups[facet][value].append(item)
+    known = [definition.facet for definition in definitions()]
     rank = {facet: known.index(define(facet).facet) if define(facet).source else len(known) for facet in groups}
     return {
         facet: {value: score(members) for value, members in sorted(groups[facet].items())}
@@ -128,14 +133,12 @@ def by_facet(graded: Iterable["Graded"], score: Scorer) -> dict[str, dict[str, S
     }
 
 
-def tables(
-    graded: Sequence["Graded"], scores: Mapping[str, Mapping[str, Scores]], score: Scorer
-) -> tuple[Breakdown, ...]:
+def tables(graded: Sequence[Graded], scores: Mapping[str, Mapping[str, Scores]], score: Score) -> tuple[Breakdown, ...]:
     """Return one table for each facet of `scores` (what `by_facet` returned for the same questions)."""
     return tuple(_table(facet, graded, scores[facet], score) for facet in scores)
 
 
-def _table(facet: str, graded: Sequence["Graded"], scores: Mapping[str, Scores], score: Scorer) -> Breakdown:
+def _table(facet: str, graded: Sequence[Graded], scores: Mapping[str, Scores], score: Score) -> Breakdown:
     definition = define(facet)
     spellings: dict[Name, list[str]] = defaultdict(list)
     for value in scores:
@@ -144,11 +147,11 @@ def _table(facet: str, graded: Sequence["Graded"], scores: Mapping[str, Scores],
     for name, values in spellings.items():
         own = scores[values[0]]
         if len(values) > 1:
-            own = score([one for one in graded if one.question.facets.get(facet) in values])
+            own = score([item for item in graded if item.question.facets.get(facet) in values])
         cells.append(Cell(name.name, name.zh, name.en, tuple(values), own, _count(own) < definition.minimum))
     order = {name.name: i for i, name in enumerate(definition.values)} if definition.ordered else {}
     cells.sort(key=lambda cell: (order.get(cell.name, len(order)), -_count(cell.scores), cell.name))
-    # A cell without published answers, or without one readable output where the profile drops those, has no accuracy.
+    # A cell without published answers, or without one readable output where the scorer drops those, has no accuracy.
     known = [accuracy for cell in cells if isinstance(accuracy := cell.scores["accuracy"], int | float)]
     macro = fmean(known) if definition.macro and known else None
     return Breakdown(facet, definition.zh, definition.source, definition.minimum, tuple(cells), macro)
@@ -160,14 +163,14 @@ def _count(scores: Scores) -> int:
     return n
 
 
-def by_length(graded: Iterable["Graded"], score: Scorer) -> list[dict[str, Any]]:
+def by_length(graded: Iterable[Graded], score: Score) -> list[dict[str, Any]]:
     """Return accuracy by the number of characters of the question (the paper's Figure 3), shortest first.
 
     Each item is {"from":, "to":, "n":, "accuracy":, "accuracy_ci":, "small":}; the last bin is open, `to` is null.
     """
     bins: dict[int, list[Graded]] = defaultdict(list)
-    for one in graded:
-        bins[sum(len(one.question.stem) > edge for edge in LENGTH_EDGES)].append(one)
+    for item in graded:
+        bins[sum(len(item.question.stem) > edge for edge in LENGTH_EDGES)].append(item)
     rows = []
     for i in sorted(bins):
         scores = score(bins[i])
@@ -182,18 +185,178 @@ def by_length(graded: Iterable["Graded"], score: Scorer) -> list[dict[str, Any]]
     return rows
 
 
-def confusion(graded: Iterable["Graded"]) -> dict[str, Any]:
+def confusion(graded: Iterable[Graded]) -> dict[str, Any]:
     """Return how often each answer was given for each right answer, answers of several letters taken together.
 
     The result is {"gold": [letters..., "several"], "predicted": [letters..., "several", "unreadable"],
     "counts": [gold][predicted]}; questions without a published answer do not count.
     """
-    pairs = Counter((_one(one.question.answer), _one(one.answer)) for one in graded if one.question.answer)
+    pairs = Counter((_label(item.question.answer), _label(item.answer)) for item in graded if item.question.answer)
     used = sorted({name for pair in pairs for name in pair if len(name) == 1})
     gold = [*used, *([SEVERAL] if any(g == SEVERAL for g, _ in pairs) else [])]
     predicted = [*used, SEVERAL, UNREADABLE]
     return {"gold": gold, "predicted": predicted, "counts": [[pairs[g, p] for p in predicted] for g in gold]}
 
 
-def _one(answer: str | None) -> str:
+def _label(answer: str | None) -> str:
     return UNREADABLE if not answer else answer if len(answer) == 1 else SEVERAL
+
+
+@dataclass(frozen=True)
+class PartialCredit:
+    """Scores of questions with one, with several, or with any number of right letters, in percent."""
+
+    n: int
+    accuracy: float
+    """Exactly the right letters, as the scorer counts them."""
+    jaccard: float
+    """Mean over questions of letters both given and right, divided by letters given or right."""
+    precision: float
+    """Share of the letters given that are right, over all questions; 0 where none was given."""
+    recall: float
+    """Share of the right letters that were given, over all questions."""
+
+
+def partial_credit(graded: Sequence[Graded]) -> dict[str, PartialCredit]:
+    """Return the scores of `all` questions in the denominator, of `single` (one right letter) and `multiple`.
+
+    A part without questions is left out. Not what the paper prints but the published answer says which is which.
+    """
+    counted = [item for item in graded if item.counted]
+    parts = {
+        "all": counted,
+        "single": [item for item in counted if len(item.question.answer or "") == 1],
+        "multiple": [item for item in counted if len(item.question.answer or "") > 1],
+    }
+    return {name: _credit(part) for name, part in parts.items() if part}
+
+
+def _credit(graded: Sequence[Graded]) -> PartialCredit:
+    letters = [(set(item.answer or ""), set(item.question.answer or "")) for item in graded]
+    shared = sum(len(answer & gold) for answer, gold in letters)
+    return PartialCredit(
+        n=len(graded),
+        accuracy=100 * sum(item.right for item in graded) / len(graded),
+        jaccard=100 * sum(len(answer & gold) / len(answer | gold) for answer, gold in letters) / len(graded),
+        precision=100 * shared / max(sum(len(answer) for answer, _ in letters), 1),
+        recall=100 * shared / sum(len(gold) for _, gold in letters),
+    )
+
+
+@dataclass(frozen=True)
+class Share:
+    """How many of some questions were right; accuracy and its Wilson 95% interval in percent, None without any."""
+
+    n: int
+    right: float
+    accuracy: float | None
+    accuracy_ci: tuple[float, float] | None
+
+
+@dataclass(frozen=True)
+class Subset:
+    """Some questions of a run, and the run without them."""
+
+    name: str
+    everything: Share
+    only: Share
+    without: Share
+    gain: float | None = None
+    """Points of accuracy by which the run is above the baseline."""
+    gain_only: float | None = None
+    """How many of these points come from the subset."""
+
+    @property
+    def sentence(self) -> str:
+        """What the numbers say."""
+        if not self.only.n:
+            return f"None of the {self.everything.n:,} questions is {self.name}."
+        if self.without.accuracy is None or self.everything.accuracy is None:
+            return f"All {self.everything.n:,} questions are {self.name}."
+        change = self.everything.accuracy - self.without.accuracy
+        text = (
+            f"{self.only.n:,} of {self.everything.n:,} questions are {self.name}: accuracy "
+            f"{self.everything.accuracy:.2f} with them, {self.without.accuracy:.2f} without, so they change it by "
+            f"{_signed(change)} points"
+        )
+        if self.gain is not None and self.gain_only is not None:
+            text += (
+                f"; of the {_signed(self.gain)} points against the baseline {_signed(self.gain_only)} come from these "
+                f"{self.only.n:,} questions"
+            )
+        return f"{text}."
+
+
+def _signed(points: float) -> str:
+    return f"{round(points, 2) + 0.0:+.2f}"  # never -0.00
+
+
+def subset(name: str, graded: Sequence[Graded], ids: Collection[str], comparison: Comparison | None = None) -> Subset:
+    """Return the scores of the questions with these ids, and of the others.
+
+    Args:
+        name: What the questions are, to follow `questions are`.
+        graded: All questions of a run.
+        ids: The questions that are meant; others than the run's are ignored.
+        comparison: With the baseline, where there is one: which questions are newly right or wrong.
+    """
+    counted = [item for item in graded if item.counted]
+    gain = gain_only = None
+    if comparison is not None and counted:
+        gain = 100 * (len(comparison.gained) - len(comparison.lost)) / len(counted)
+        of_these = sum(i in ids for i in comparison.gained) - sum(i in ids for i in comparison.lost)
+        gain_only = 100 * of_these / len(counted)
+    return Subset(
+        name,
+        everything=_share(counted),
+        only=_share([item for item in counted if item.question.id in ids]),
+        without=_share([item for item in counted if item.question.id not in ids]),
+        gain=gain,
+        gain_only=gain_only,
+    )
+
+
+def _share(graded: Sequence[Graded]) -> Share:
+    if not graded:
+        return Share(0, 0, None, None)
+    right = sum(item.right for item in graded)
+    low, high = wilson(right, len(graded))
+    return Share(len(graded), right, 100 * right / len(graded), (100 * low, 100 * high))
+
+
+@dataclass(frozen=True)
+class Consistency:
+    """How often explanations conclude with a letter, and how often with another one than was answered."""
+
+    explained: int
+    """Explanations that were read."""
+    concluding: int
+    """Of these, how many end in a letter and belong to a readable answer."""
+    conflicting: int
+    conflicting_right: int
+    """Right answers among the conflicting ones."""
+    agreeing_right: int
+    """Right answers among the others."""
+
+
+def conflicts(item: Graded) -> bool:
+    """Return whether the explanation argues for another answer than the one above it."""
+    concluded = conclusion(item.explanation, item.question.options)
+    return concluded is not None and item.answer is not None and concluded != item.answer
+
+
+def consistency(graded: Sequence[Graded]) -> Consistency | None:
+    """Return how explanations and answers agree; None where nothing was explained."""
+    explained = [item for item in graded if item.explanation]
+    if not explained:
+        return None
+    concluding = [item for item in explained if item.answer and conclusion(item.explanation, item.question.options)]
+    conflicting = [item for item in concluding if conflicts(item)]
+    right = sum(item.correct for item in conflicting)
+    return Consistency(
+        explained=len(explained),
+        concluding=len(concluding),
+        conflicting=len(conflicting),
+        conflicting_right=right,
+        agreeing_right=sum(item.correct for item in concluding) - right,
+    )

@@ -1,12 +1,20 @@
-"""Runs beside each other: seeds of one experiment as mean and deviation, any two runs question by question."""
+"""Gradings of the same questions beside each other: a run and a baseline, several runs, our score and a script's.
 
+`compare` sets a run beside its baseline question by question, `pairwise` and `summarise` several runs or seeds.
+`decompose` explains the difference between our accuracy and a published script's on the same outputs in four steps,
+each a difference of two accuracies, so that they add up: the questions that the script scores, how it reads and
+compares, what it leaves out of the denominator, and how it averages.
+"""
+
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
 
+from cmexam_tune.core.progress import Progress
 from cmexam_tune.core.schema import Scores
-from cmexam_tune.evaluation import significance
-from cmexam_tune.evaluation.grading import Graded, clusters
+from cmexam_tune.evaluation import grading, scorers, significance
+from cmexam_tune.evaluation.grading import Graded, average, clusters
+from cmexam_tune.evaluation.scorers import STANDARD, Scorer
 from cmexam_tune.evaluation.significance import Paired
 from cmexam_tune.evaluation.text_metrics import TEXT, corpus_scores, rows_of
 
@@ -64,40 +72,40 @@ class Spread:
 
 def text_intervals(graded: Sequence[Graded], smoothing: str) -> dict[str, list[float]]:
     """Return the bootstrap 95% interval of each text metric; empty where there are no pairs."""
-    written = [one for one in graded if one.text is not None]
-    rows = rows_of(one.text for one in written if one.text is not None)
+    explained = [item for item in graded if item.text is not None]
+    rows = rows_of(item.text for item in explained if item.text is not None)
     if not len(rows):
         return {}
-    if groups := clusters(written):
+    if groups := clusters(explained):
         rows = significance.by_cluster(rows, groups)
-    found = significance.bootstrap(rows, lambda sums: corpus_scores(sums, smoothing))
-    return {name: list(interval) for name, interval in zip(TEXT, found, strict=False)}
+    intervals = significance.bootstrap(rows, lambda sums: corpus_scores(sums, smoothing))
+    return {name: list(interval) for name, interval in zip(TEXT, intervals, strict=False)}
 
 
 def compare(
-    first: Sequence[Graded], second: Sequence[Graded], smoothing: str = "exp", name: str = "the baseline"
+    baseline: Sequence[Graded], run: Sequence[Graded], smoothing: str = "exp", name: str = "the baseline"
 ) -> Comparison:
-    """Return the paired comparison of `first`, the baseline called `name`, and `second`, the run.
+    """Return the paired comparison of a run with the baseline called `name`.
 
-    The metrics are differences second - first with their paired-bootstrap 95% intervals and p-values.
+    The metrics are differences run - baseline with their paired-bootstrap 95% intervals and p-values.
     """
-    pairs = [(a, b) for a, b in zip(first, second, strict=True) if a.question.answer]
-    gained = tuple(b.question.id for a, b in pairs if b.correct and not a.correct)
-    lost = tuple(b.question.id for a, b in pairs if a.correct and not b.correct)
-    both = sum(a.correct and b.correct for a, b in pairs)
+    pairs = [(before, after) for before, after in zip(baseline, run, strict=True) if before.question.answer]
+    gained = tuple(after.question.id for before, after in pairs if after.correct and not before.correct)
+    lost = tuple(after.question.id for before, after in pairs if before.correct and not after.correct)
+    both = sum(before.correct and after.correct for before, after in pairs)
     p_value = significance.mcnemar(len(lost), len(gained))
-    groups = clusters([a for a, _ in pairs])
+    groups = clusters([before for before, _ in pairs])
     metrics: dict[str, Paired] = {}
     if pairs:
         accuracy = _paired_accuracy(pairs, groups)
         metrics["accuracy"] = accuracy if groups else replace(accuracy, p_value=p_value, resolution=0.0)
-    written = [(a, b) for a, b in zip(first, second, strict=True) if a.text and b.text]
-    if written:
-        rows = [rows_of(text for pair in written if (text := pair[i].text)) for i in (0, 1)]
-        if shared := clusters([a for a, _ in written]):
-            rows = [significance.by_cluster(one, shared) for one in rows]
-        found = significance.paired_bootstrap(rows[0], rows[1], lambda sums: corpus_scores(sums, smoothing))
-        metrics |= dict(zip(TEXT, found, strict=False))
+    explained = [(before, after) for before, after in zip(baseline, run, strict=True) if before.text and after.text]
+    if explained:
+        rows = [rows_of(text for pair in explained if (text := pair[side].text)) for side in (0, 1)]
+        if shared := clusters([before for before, _ in explained]):
+            rows = [significance.by_cluster(side, shared) for side in rows]
+        differences = significance.paired_bootstrap(rows[0], rows[1], lambda sums: corpus_scores(sums, smoothing))
+        metrics |= dict(zip(TEXT, differences, strict=False))
     return Comparison(
         name=name,
         n=len(pairs),
@@ -115,30 +123,31 @@ def compare(
 def _paired_accuracy(pairs: Sequence[tuple[Graded, Graded]], groups: Sequence[str] | None) -> Paired:
     import numpy as np
 
-    right = np.array([[a.right, b.right] for a, b in pairs], dtype=np.float64)
-    rows = [np.stack([right[:, i], np.ones(len(pairs))], axis=1) for i in (0, 1)]
+    right = np.array([[before.right, after.right] for before, after in pairs], dtype=np.float64)
+    rows = [np.stack([right[:, side], np.ones(len(pairs))], axis=1) for side in (0, 1)]
     if groups:
-        rows = [significance.by_cluster(one, groups) for one in rows]
-    (found,) = significance.paired_bootstrap(rows[0], rows[1], lambda sums: 100 * sums[:, :1] / sums[:, 1:])
-    return found
+        rows = [significance.by_cluster(side, groups) for side in rows]
+    (accuracy,) = significance.paired_bootstrap(rows[0], rows[1], lambda sums: 100 * sums[:, :1] / sums[:, 1:])
+    return accuracy
 
 
 def _smallest(n: int, disagreeing: int) -> float | None:
-    found = significance.smallest_difference(n, disagreeing / n) if n else None
-    return None if found is None else 100 * found
+    difference = significance.smallest_difference(n, disagreeing / n) if n else None
+    return None if difference is None else 100 * difference
 
 
 def pairwise(runs: Mapping[str, Sequence[Graded]]) -> tuple[Pair, ...]:
     """Return each two of several runs, in the order of the runs, with p-values corrected for being several."""
-    found = []
-    for (first, a), (second, b) in combinations(runs.items(), 2):
+    compared = []
+    for (first, a), (second, b) in itertools.combinations(runs.items(), 2):
         pairs = [(x, y) for x, y in zip(a, b, strict=True) if x.question.answer]
-        lost, gained = (sum(p[i].correct and not p[1 - i].correct for p in pairs) for i in (0, 1))
+        lost = sum(x.correct and not y.correct for x, y in pairs)
+        gained = sum(y.correct and not x.correct for x, y in pairs)
         difference = 100 * sum(y.right - x.right for x, y in pairs) / max(len(pairs), 1)
         p_value = significance.mcnemar(lost, gained)
-        found.append(Pair(first, second, difference, p_value, p_value, _smallest(len(pairs), lost + gained)))
-    adjusted = significance.holm([one.p_value for one in found])
-    return tuple(replace(one, adjusted_p=p) for one, p in zip(found, adjusted, strict=True))
+        compared.append(Pair(first, second, difference, p_value, p_value, _smallest(len(pairs), lost + gained)))
+    adjusted = significance.holm([pair.p_value for pair in compared])
+    return tuple(replace(pair, adjusted_p=p) for pair, p in zip(compared, adjusted, strict=True))
 
 
 def summarise(runs: Mapping[str, Scores]) -> dict[str, Spread]:
@@ -153,7 +162,7 @@ def summarise(runs: Mapping[str, Scores]) -> dict[str, Spread]:
 
 def flips(runs: Mapping[str, Sequence[Graded]]) -> int:
     """Return how many questions do not have the same answer in all runs, for example in all orders of the options."""
-    return sum(len({one.answer for one in each}) > 1 for each in zip(*runs.values(), strict=True))
+    return sum(len({item.answer for item in items}) > 1 for items in zip(*runs.values(), strict=True))
 
 
 def ranking(runs: Mapping[str, Scores]) -> tuple[str, ...]:
@@ -168,11 +177,148 @@ def ranking(runs: Mapping[str, Scores]) -> tuple[str, ...]:
 
 def agreement(runs: Mapping[str, Sequence[Graded]]) -> dict[str, float]:
     """Return {"first | second": share in percent of questions with the same readable answer} for each two runs."""
-    names = list(runs)
     return {
-        f"{a} | {b}": 100
-        * sum(x.answer is not None and x.answer == y.answer for x, y in zip(runs[a], runs[b], strict=True))
-        / max(len(runs[a]), 1)
-        for i, a in enumerate(names)
-        for b in names[i + 1 :]
+        f"{first} | {second}": 100
+        * sum(x.answer is not None and x.answer == y.answer for x, y in zip(a, b, strict=True))
+        / max(len(a), 1)
+        for (first, a), (second, b) in itertools.combinations(runs.items(), 2)
     }
+
+
+@dataclass(frozen=True)
+class Differing:
+    """A question that the script reads or counts in another way than we do."""
+
+    question_id: str
+    standard: str | None
+    """The answer as we read it."""
+    theirs: str | None
+    gold: str
+    standard_right: float
+    theirs_right: float
+    """1 or 0; a chance where the script draws letters."""
+
+
+@dataclass(frozen=True)
+class ScoreDecomposition:
+    """The way from our accuracy to a script's score, in points of percent: standard + the four steps = theirs.
+
+    A score or step is None where there is none, because the script scores none of these questions.
+    """
+
+    profile: str
+    """Name of the scorer that follows the script."""
+    n: int
+    """Questions with a published answer."""
+    standard: float | None
+    """Our accuracy on all of them."""
+    by_subset: float | None
+    """Our accuracy on the questions that the script scores, minus that on all."""
+    by_reading: float | None
+    """On those: right as the script reads and compares, minus right as we do."""
+    by_denominator: float | None
+    """Outputs that leave the script's denominator."""
+    by_average: float | None
+    """The average that the script reports, minus the plain one."""
+    theirs: float | None
+    scored: int
+    """Questions in the script's denominator."""
+    subset: str
+    """The questions that it scores, in words."""
+    headline: str
+    """The average that it reports: `accuracy` (over questions) or a key of the scorer's `averages`."""
+    differing: tuple[Differing, ...]
+    mark: str | None = None
+    """Says so where the run was asked in other words than the script asks in."""
+
+
+def by_scorers(
+    graded: Sequence[Graded],
+    names: Sequence[str],
+    *,
+    style: str | None = None,
+    option_order: str | None = None,
+    explanations: bool | None = None,
+) -> tuple[dict[str, Scores], dict[str, ScoreDecomposition]]:
+    """Return the scores of the same outputs by each of several scorers, and for each but `standard` why they differ.
+
+    Args:
+        graded: All questions and outputs, by any scorer.
+        names: Of the scorers.
+        style: Prompt style of the run, where it is known; see `prompt_mark`.
+        option_order: See `grading.grade`.
+        explanations: See `grading.grade`.
+    """
+    questions, predictions = [item.question for item in graded], [item.prediction for item in graded]
+    ours = grading.grade(questions, predictions, STANDARD, option_order, explanations)
+    scores, decompositions = {}, {}
+    for name in Progress("evaluate", "profiles", len(names), patience=1).each(names):
+        scorer = scorers.get(name)
+        theirs = ours if name == STANDARD else grading.grade(questions, predictions, scorer, option_order, explanations)
+        scores[name] = grading.score(theirs, scorer)
+        if name != STANDARD:
+            decompositions[name] = decompose(ours, theirs, scorer, style)
+    return scores, decompositions
+
+
+def decompose(
+    ours: Sequence[Graded], theirs: Sequence[Graded], scorer: str | Scorer, style: str | None = None
+) -> ScoreDecomposition:
+    """Return the way from our accuracy to a script's score.
+
+    Args:
+        ours: All questions and outputs as `standard` grades them.
+        theirs: The same as the script's scorer grades them.
+        scorer: That scorer, or its name.
+        style: Prompt style of the run, where it is known; see `prompt_mark`.
+
+    Raises:
+        ValueError: the two hold different questions.
+        ConfigError: an unknown scorer.
+    """
+    scorer = scorers.get(scorer)
+    pairs = [(our, their) for our, their in zip(ours, theirs, strict=True) if our.question.answer is not None]
+    if any(our.question.id != their.question.id for our, their in pairs):
+        raise ValueError("two gradings of the same questions in the same order are needed")
+    in_subset = [(our, their) for our, their in pairs if scorer.subset is None or scorer.subset(their.question)]
+    counted = [their for _, their in pairs if their.counted]
+    # From the first to the last each differs from the one before in one thing: that is a step's name.
+    accuracies = (
+        average([our for our, _ in pairs], ()),
+        average([our for our, _ in in_subset], ()),
+        average([their for _, their in in_subset], ()),
+        average(counted, ()),
+        average(counted, scorer.averages.get(scorer.headline, ())),
+    )
+    steps = [
+        None if before is None or after is None else after - before for before, after in itertools.pairwise(accuracies)
+    ]
+    return ScoreDecomposition(
+        profile=scorer.name,
+        n=len(pairs),
+        standard=accuracies[0],
+        by_subset=steps[0],
+        by_reading=steps[1],
+        by_denominator=steps[2],
+        by_average=steps[3],
+        theirs=accuracies[4],
+        scored=len(counted),
+        subset=scorer.subset_name,
+        headline=scorer.headline,
+        differing=tuple(
+            Differing(our.question.id, our.answer, their.answer, our.question.answer or "", our.right, their.right)
+            for our, their in in_subset
+            if our.answer != their.answer or our.right != their.right
+        ),
+        mark=prompt_mark(scorer, style),
+    )
+
+
+def prompt_mark(scorer: Scorer, style: str | None) -> str | None:
+    """Return a plain remark where a run of this prompt style was asked in other words than the script asks in.
+
+    None where the words are the script's, where it has none of its own, or where the style of the run is unknown.
+    """
+    if style is None or not scorer.prompt or style in scorer.styles:
+        return None
+    return f"asked in style {style!r}, not in the words of {scorer.name}"

@@ -1,81 +1,120 @@
-"""From questions and predictions to scores, by the rules of one profile."""
+"""Which questions are scored, how a scorer reads each output, and what they count: from predictions to scores."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from cmexam_tune.core.errors import DataError
-from cmexam_tune.core.schema import Prediction, Question, Scores
+from cmexam_tune.core.errors import DataError, UserError
+from cmexam_tune.core.schema import GROUP, Prediction, Question, Scores
 from cmexam_tune.evaluation import scorers, significance, text_metrics
-from cmexam_tune.evaluation.scorers import Profile, Reading
+from cmexam_tune.evaluation.answer_parsing import still_thinking
+from cmexam_tune.evaluation.scorers import Reading, Scorer
 from cmexam_tune.evaluation.text_metrics import PairStatistics
 from cmexam_tune.prompts import order
 
 _UNREAD = "无答案"
 _SHOWN = 5
-GROUP = "group"
-"""Facet of questions that share a stem or a case."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A part of a questions file; scores of it are not the exam's."""
+
+    n: int
+    of: int
+    """Questions in the file."""
+    how: str
+
+    @property
+    def sentence(self) -> str:
+        """What a reader has to know before the first number."""
+        return f"only {self.n:,} of {self.of:,} questions are scored: {self.how}"
+
+
+def select(
+    questions: Sequence[Question],
+    answered: Sequence[Collection[str]],
+    *,
+    limit: int | None = None,
+    answered_only: bool = False,
+) -> tuple[list[Question], Selection | None]:
+    """Return the questions that are scored, and the selection, None where it is all of them.
+
+    Args:
+        questions: The whole file.
+        answered: For each run the ids that it has a prediction for.
+        limit: Only the first so many.
+        answered_only: Only those that every run has a prediction for.
+
+    Raises:
+        UserError: a limit below 1, or no question is left.
+    """
+    if limit is not None and limit < 1:
+        raise UserError(f"--limit {limit}: at least 1 is needed.")
+    chosen = list(questions[:limit])
+    how = [] if limit is None else [f"the first {limit:,} of the file (--limit)"]
+    if answered_only:
+        chosen = [question for question in chosen if all(question.id in ids for ids in answered)]
+        how.append("those with a prediction " + ("in every run " * (len(answered) > 1)) + "(--answered-only)")
+    if not chosen:
+        raise UserError(f"{', '.join(how) or 'the questions'}: no question is left to score.")
+    if len(chosen) == len(questions):
+        return chosen, None
+    return chosen, Selection(len(chosen), len(questions), ", ".join(how))
 
 
 @dataclass(frozen=True)
 class Graded:
-    """One question, what was predicted, and how the profile read it."""
+    """One question, what was predicted, and how the scorer read it."""
 
     question: Question
     prediction: Prediction
     answer: str | None
-    """As the profile's parser read `prediction.text`; None is unreadable."""
+    """As the scorer read `prediction.text`; None is unreadable."""
     explanation: str | None
     text: PairStatistics | None
     """Statistics of explanation against reference; None where there is no pair to score."""
     right: float = 0.0
-    """1 or 0 as the profile counts; a chance where its script draws letters. 0 where the answer is unpublished."""
+    """1 or 0 as the scorer counts; a chance where its script draws letters. 0 where the answer is unpublished."""
     counted: bool = True
     """Whether the question stays in the denominator of accuracy."""
 
     @property
     def correct(self) -> bool:
-        """Whether the profile counts the answer as right."""
+        """Whether the scorer counts the answer as right."""
         return self.right == 1
 
 
 def grade(
     questions: Iterable[Question],
     predictions: Iterable[Prediction],
-    profile: str | Profile = "standard",
+    scorer: str | Scorer = "standard",
     option_order: str | None = None,
     explanations: bool | None = None,
 ) -> list[Graded]:
-    """Return every question with its prediction, read again by the profile's parser, in the order of the questions.
+    """Return every question with its prediction, read again by the scorer, in the order of the questions.
 
-    Explanations are scored where the model was asked for them. Where that is unknown (`explanations` is None), as of
-    another tool's outputs, the outputs tell it: see `Profile.marks_explanation`.
-
-    Where the options were shown in another order (`prompt.option_order`), the outputs are read and counted with the
-    options in that order, and the answers are given back in the exam's letters.
+    Args:
+        questions: All that were predicted.
+        predictions: One for each question, in any order.
+        scorer: Whose rules, or their name.
+        option_order: The order in which the options were shown (`prompt.option_order`). Outputs are read and counted
+            with the options in that order; the answers returned have the exam's letters.
+        explanations: Whether the model was asked for explanations, which are scored only then. None is unknown, as of
+            another tool's outputs: the outputs tell it, see `Scorer.marks_explanation`.
 
     Raises:
         DataError: the ids of predictions and questions are not the same set.
-        ConfigError: an unknown profile.
+        ConfigError: an unknown scorer.
     """
-    rules = scorers.get(profile) if isinstance(profile, str) else profile
+    scorer = scorers.get(scorer)
     exam = list(questions)
     matched = _match([order.shown(question, option_order) for question in exam], list(predictions))
-    readings = _readings(rules, matched)
-    pairs: dict[int, tuple[str, str]] = {}
+    readings = _readings(scorer, matched)
     if explanations is None:
-        explanations = _explained(rules, matched, readings)
-    if rules.statistics and explanations:
-        pairs = {
-            i: (readings[i].explanation or "", question.explanation or "")
-            for i, (question, _) in enumerate(matched)
-            if question.explanation or rules.no_reference == "empty"
-        }
-    texts: dict[int, PairStatistics] = {}
-    if rules.statistics and pairs:
-        hypotheses, references = zip(*pairs.values(), strict=True)
-        texts = dict(zip(pairs, rules.statistics(hypotheses, references), strict=True))
+        explanations = _writes_explanations(scorer, matched, readings)
+    texts = _text_statistics(scorer, matched, readings) if explanations else {}
     return [
         Graded(
             printed,
@@ -83,39 +122,58 @@ def grade(
             order.restored(reading.answer, printed, option_order),
             reading.explanation,
             texts.get(i),
-            right=rules.right(reading.answer, question) if question.answer is not None else 0.0,
-            counted=question.answer is not None
-            and (rules.subset is None or rules.subset(question))
-            and not rules.drops(prediction.text, reading),
+            right=scorer.right(reading.answer, shown) if shown.answer is not None else 0.0,
+            counted=shown.answer is not None
+            and (scorer.subset is None or scorer.subset(shown))
+            and not scorer.drops(prediction.text, reading),
         )
-        for i, (printed, (question, prediction), reading) in enumerate(zip(exam, matched, readings, strict=True))
+        for i, (printed, (shown, prediction), reading) in enumerate(zip(exam, matched, readings, strict=True))
     ]
 
 
-def _explained(rules: Profile, matched: Sequence[tuple[Question, Prediction]], readings: Sequence[Reading]) -> bool:
+def _text_statistics(
+    scorer: Scorer, matched: Sequence[tuple[Question, Prediction]], readings: Sequence[Reading]
+) -> dict[int, PairStatistics]:
+    """Return place of the question -> statistics of its explanation, for those that the scorer scores."""
+    pairs = {
+        i: (reading.explanation or "", question.explanation or "")
+        for i, ((question, _), reading) in enumerate(zip(matched, readings, strict=True))
+        if question.explanation or scorer.no_reference == "empty"
+    }
+    if not scorer.statistics or not pairs:
+        return {}
+    hypotheses, references = zip(*pairs.values(), strict=True)
+    return dict(zip(pairs, scorer.statistics(hypotheses, references), strict=True))
+
+
+def _writes_explanations(
+    scorer: Scorer, matched: Sequence[tuple[Question, Prediction]], readings: Sequence[Reading]
+) -> bool:
     """Return whether explanations are scored where nobody knows whether the model was asked for them."""
-    if rules.marks_explanation is None:
-        return rules.no_reference == "empty" or any(reading.explanation for reading in readings)
+    if scorer.marks_explanation is None:
+        return scorer.no_reference == "empty" or any(reading.explanation for reading in readings)
     # A model that was asked for letters alone writes a marked explanation here and there: a few make no task of it.
-    return 2 * sum(rules.marks_explanation(output.text) for _, output in matched) >= len(matched)
+    return 2 * sum(scorer.marks_explanation(output.text) for _, output in matched) >= len(matched)
 
 
-def _readings(rules: Profile, matched: Sequence[tuple[Question, Prediction]]) -> list[Reading]:
-    """Return what the profile reads; of two ways to read, the one that is right more often over all questions."""
-    ways = [rules.read] if rules.second is None else [rules.read, rules.second]
-    read = [
+def _readings(scorer: Scorer, matched: Sequence[tuple[Question, Prediction]]) -> list[Reading]:
+    """Return what the scorer reads; of two ways to read, the one that is right more often over all questions."""
+    ways = [scorer.read] if scorer.second is None else [scorer.read, scorer.second]
+    candidates = [
         [
-            # A profile reads the whole output, as its script does; what is thinking, it decides itself.
-            rules.vote(output.votes, question) if rules.vote and output.votes else way(output.text, question)
+            # A scorer is given the whole output, as its script is; what is thinking, it decides itself.
+            scorer.vote(output.votes, question) if scorer.vote and output.votes else read(output.text, question)
             for question, output in matched
         ]
-        for way in ways
+        for read in ways
     ]
 
     def right(readings: Sequence[Reading]) -> float:
-        return sum(rules.right(one.answer, question) for one, (question, _) in zip(readings, matched, strict=True))
+        return sum(
+            scorer.right(reading.answer, question) for reading, (question, _) in zip(readings, matched, strict=True)
+        )
 
-    return max(read, key=right)
+    return max(candidates, key=right)
 
 
 def _match(questions: Sequence[Question], predictions: Sequence[Prediction]) -> list[tuple[Question, Prediction]]:
@@ -139,35 +197,35 @@ def _match(questions: Sequence[Question], predictions: Sequence[Prediction]) -> 
     return [(question, by_id[question.id]) for question in questions]
 
 
-def score(graded: Sequence[Graded], profile: str | Profile = "standard") -> Scores:
+def score(graded: Sequence[Graded], scorer: str | Scorer = "standard") -> Scores:
     """Return the scores of any subset of what `grade` returned.
 
-    `n` questions, `scored` of them in the denominator of accuracy (gold answers are published, the profile scores
+    `n` questions, `scored` of them in the denominator of accuracy (gold answers are published, the scorer scores
     such questions and did not drop the output), `answered` readable. accuracy, its 95% interval (Wilson's, or that of a
     bootstrap of whole groups where questions share a case), BLEU and ROUGE are percentages; precision, recall and
     weighted_f1 are fractions as scikit-learn gives them. None stands for what cannot be computed.
     """
-    rules = scorers.get(profile) if isinstance(profile, str) else profile
-    scored = [g for g in graded if g.counted]
-    texts = [g.text for g in graded if g.text is not None]
+    scorer = scorers.get(scorer)
+    scored = [item for item in graded if item.counted]
+    texts = [item.text for item in graded if item.text is not None]
     scores: dict[str, float | int | list[float] | None] = {
         "n": len(graded),
         "scored": len(scored),
-        "answered": sum(g.answer is not None for g in graded),
+        "answered": sum(item.answer is not None for item in graded),
         "accuracy": average(scored, ()),
         "accuracy_ci": _interval(scored),
-        **weighted([(g.question.answer or "", g.answer or _UNREAD) for g in scored]),
+        **weighted([(item.question.answer or "", item.answer or _UNREAD) for item in scored]),
         "explanations": len(texts),
-        **text_metrics.aggregate(texts, rules.smoothing),
+        **text_metrics.aggregate(texts, scorer.smoothing),
     }
-    for name, facets in rules.averages.items():
+    for name, facets in scorer.averages.items():
         scores[name] = average(scored, facets)
     return scores
 
 
 def clusters(graded: Sequence[Graded]) -> list[str] | None:
     """Return the group of each question, itself where it has none; None where no two questions share one."""
-    groups = [one.question.facets.get(GROUP) or f"question {one.question.id}" for one in graded]
+    groups = [item.question.facets.get(GROUP) or f"question {item.question.id}" for item in graded]
     return groups if len(set(groups)) < len(groups) else None
 
 
@@ -177,10 +235,10 @@ def _interval(scored: Sequence[Graded]) -> list[float] | None:
         return None
     groups = clusters(scored)
     if groups is None:
-        return [100 * end for end in significance.wilson(sum(g.right for g in scored), len(scored))]
+        return [100 * end for end in significance.wilson(sum(item.right for item in scored), len(scored))]
     import numpy as np
 
-    rows = significance.by_cluster(np.array([[g.right, 1.0] for g in scored]), groups)
+    rows = significance.by_cluster(np.array([[item.right, 1.0] for item in scored]), groups)
     ((low, high),) = significance.bootstrap(rows, lambda sums: 100 * sums[:, :1] / sums[:, 1:])
     return [low, high]
 
@@ -207,10 +265,37 @@ def average(scored: Sequence[Graded], facets: Sequence[str]) -> float | None:
     Without facets it is the plain share of right answers. Questions that lack a facet do not count; None without any.
     """
     if not facets:
-        return 100 * sum(g.right for g in scored) / len(scored) if scored else None
+        return 100 * sum(item.right for item in scored) / len(scored) if scored else None
     cells: Mapping[str, list[Graded]] = defaultdict(list)
-    for g in scored:
-        if facets[0] in g.question.facets:
-            cells[g.question.facets[facets[0]]].append(g)
+    for item in scored:
+        if facets[0] in item.question.facets:
+            cells[item.question.facets[facets[0]]].append(item)
     means = [mean for cell in cells.values() if (mean := average(cell, facets[1:])) is not None]
     return fmean(means) if means else None
+
+
+@dataclass(frozen=True)
+class Truncation:
+    """How many outputs of a run its limit cut off: they may lack an answer for want of room, not of knowledge."""
+
+    outputs: int
+    cut: int
+    """Of the outputs, those with `finish: length`."""
+    thinking: int
+    """Of the cut ones, those in which `<think>` was never closed."""
+
+    @property
+    def sentence(self) -> str:
+        """What the screen says."""
+        return (
+            f"{self.cut} of {self.outputs} outputs were cut off by their limit, {self.thinking} of them while thinking"
+        )
+
+
+def truncation(graded: Iterable[Graded]) -> Truncation | None:
+    """Return how many outputs of a run were cut off, None where no output says how it ended."""
+    outputs = [item.prediction for item in graded]
+    if not any(output.finish for output in outputs):
+        return None
+    cut = [output for output in outputs if output.finish == "length"]
+    return Truncation(len(outputs), len(cut), sum(still_thinking(output.text) for output in cut))

@@ -1,13 +1,15 @@
-"""How far a score can be trusted: intervals, several runs, and the paired comparison of two runs.
+"""How far a score can be trusted: intervals, paired comparisons of two runs, and how far two judges agree.
 
-Accuracies are fractions from 0 to 1 here; text metrics keep the unit of the statistic that is resampled.
+Accuracies are fractions from 0 to 1 here; text metrics keep the unit of the statistic that is resampled. What scipy has
+is taken from there, within the functions that need it: importing it takes longer than most programs run.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean, stdev
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 if TYPE_CHECKING:
     import numpy as np
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 
     Matrix = NDArray[np.float64]
 
+Label = TypeVar("Label", bound=str | float)
 RESAMPLES = 1000
 SEED = 20230605
 _BLOCK = 50
@@ -85,12 +88,13 @@ def mcnemar(only_first: int, only_second: int) -> float:
     """
     if min(only_first, only_second) < 0:
         raise ValueError(f"counts must not be negative: {only_first}, {only_second}")
+    # scipy's binomtest, without the seconds that every `evaluate` of two runs would wait for scipy. Integers until the
+    # division: 2**n is far beyond a float when thousands of questions flip.
     n = only_first + only_second
     term, tail = 1, 0
     for i in range(min(only_first, only_second) + 1):
         tail += term
         term = term * (n - i) // (i + 1)
-    # Integers until here: 2**n is far beyond a float when thousands of questions flip.
     return min(1.0, 2 * tail / (1 << n))
 
 
@@ -153,8 +157,11 @@ def paired_bootstrap(
     low, high = np.quantile(drawn, [0.025, 0.975], axis=0)
     beyond = np.minimum((drawn <= 0).sum(0), (drawn >= 0).sum(0))
     p_values = np.minimum(1.0, 2 * (beyond + 1) / (resamples + 1))
-    found = zip(observed, low, high, p_values, strict=True)
-    return [Paired(*map(float, (*one, 2 / (resamples + 1)))) for one in found]
+    resolution = 2 / (resamples + 1)
+    return [
+        Paired(float(difference), float(start), float(end), float(p_value), resolution)
+        for difference, start, end, p_value in zip(observed, low, high, p_values, strict=True)
+    ]
 
 
 def by_cluster(rows: "Matrix", clusters: Sequence[str]) -> "Matrix":
@@ -188,7 +195,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def smallest_difference(n: int, disagreement: float, power: float = 0.8, level: float = 0.05) -> float | None:
     """Return the smallest difference of two accuracies that McNemar's test would find with this power.
 
-    The normal approximation of Connor (1987), solved for the difference. All shares are from 0 to 1.
+    The normal approximation of Connor (1987): the test finds a difference d where
+    `d * sqrt(n) = alpha * sqrt(p) + beta * sqrt(p - d**2)` with p the disagreement, alpha and beta the normal quantiles
+    of level and power. This is that equation solved for d. All shares are from 0 to 1.
 
     Args:
         n: Questions that both runs answer.
@@ -205,18 +214,11 @@ def smallest_difference(n: int, disagreement: float, power: float = 0.8, level: 
     if n < 1 or not 0 <= disagreement <= 1 or not 0 < power < 1 or not 0 < level < 1:
         raise ValueError(f"no power for n={n}, disagreement={disagreement}, power={power}, level={level}")
     alpha, beta = NormalDist().inv_cdf(1 - level / 2), NormalDist().inv_cdf(power)
-
-    def seen(difference: float) -> bool:
-        noise = alpha * math.sqrt(disagreement) + beta * math.sqrt(max(disagreement - difference**2, 0.0))
-        return difference * math.sqrt(n) >= noise
-
-    if not disagreement or not seen(disagreement):
+    spare = n + beta**2 - alpha**2
+    if not disagreement or spare < 0:
         return None
-    low, high = 0.0, disagreement
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (low, middle) if seen(middle) else (middle, high)
-    return high
+    difference = math.sqrt(disagreement) * (alpha * math.sqrt(n) + beta * math.sqrt(spare)) / (n + beta**2)
+    return max(difference, 0.0) if difference <= disagreement else None
 
 
 def _resamples(n: int, resamples: int, seed: int) -> "Iterator[Matrix]":
@@ -228,3 +230,39 @@ def _resamples(n: int, resamples: int, seed: int) -> "Iterator[Matrix]":
         size = min(_BLOCK, resamples - start)
         drawn = generator.integers(0, n, (size, n)) + n * np.arange(size)[:, None]
         yield np.bincount(drawn.ravel(), minlength=size * n).reshape(size, n).astype(np.float64)
+
+
+def correlations(first: Sequence[float], second: Sequence[float]) -> dict[str, float | None]:
+    """Return `spearman` (of ranks), `pearson` (linear) and `kendall` (tau-b, corrected for ties), each from -1 to 1.
+
+    None where they are undefined: fewer than two pairs, or a judge who gave everything the same score.
+    """
+    if len(set(first)) < 2 or len(set(second)) < 2:
+        return dict.fromkeys(("spearman", "pearson", "kendall"))
+    from scipy import stats
+
+    measures = {"spearman": stats.spearmanr, "pearson": stats.pearsonr, "kendall": stats.kendalltau}
+    return {name: float(measure(first, second).statistic) for name, measure in measures.items()}
+
+
+def kappa(first: Sequence[Label], second: Sequence[Label], weights: Literal["quadratic"] | None = None) -> float | None:
+    """Return Cohen's kappa, 1 at most; None where it is undefined: no pairs, or nothing but one label.
+
+    With quadratic weights a miss counts by its squared distance (Cohen 1968; scores only).
+    """
+    n = len(first)
+    if not n:
+        return None
+
+    def cost(a: Label, b: Label) -> float:
+        return float(a != b) if weights is None else (float(a) - float(b)) ** 2
+
+    observed = math.fsum(cost(a, b) for a, b in zip(first, second, strict=True)) / n
+    left, right = Counter(first), Counter(second)
+    expected = math.fsum(cost(a, b) * m * k for a, m in left.items() for b, k in right.items()) / n**2
+    return 1 - observed / expected if expected else None
+
+
+def judge_agreement(first: Sequence[float], second: Sequence[float]) -> dict[str, float | None]:
+    """Return what is reported of every two judges for each axis: the correlations and `weighted_kappa`."""
+    return {**correlations(first, second), "weighted_kappa": kappa(first, second, "quadratic")}

@@ -5,17 +5,22 @@ rouge-score's (clipped n-gram counts, LCS, F1, mean over pairs) with a tokeniser
 to the libraries. All counting is done on strings in which one character stands for one token.
 """
 
+import atexit
+import contextlib
 import functools
 import importlib.metadata
 import math
+import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from cmexam_tune import __version__
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.core.variants import suggest
-from cmexam_tune.evaluation.private_cache import private_folder
 
 if TYPE_CHECKING:
     import numpy as np
@@ -90,10 +95,26 @@ def jieba_words() -> Callable[[str], list[str]]:
     import jieba
 
     jieba.setLogLevel(logging.WARNING)
-    jieba.dt.tmp_dir = str(private_folder())
+    jieba.dt.tmp_dir = str(_private_folder())
     jieba.initialize()
     cut: Callable[[str], list[str]] = jieba.lcut
     return cut
+
+
+def _private_folder() -> Path:
+    """Return a folder that nobody else can write to: what stands in jieba's cache is run when it is read.
+
+    `$XDG_CACHE_HOME/cmexam_tune` or `~/.cache/cmexam_tune`; a temporary one where that cannot be made or is open.
+    """
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cmexam_tune"
+    with contextlib.suppress(OSError):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.stat()
+        if status.st_uid == os.getuid() and not status.st_mode & 0o022 and os.access(folder, os.W_OK):
+            return folder
+    temporary = Path(tempfile.mkdtemp(prefix="cmexam_tune."))
+    atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+    return temporary
 
 
 @functools.cache

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cmexam_tune.core.schema import Question
-from cmexam_tune.evaluation import agreement, breakdowns
+from cmexam_tune.evaluation import breakdowns
+from cmexam_tune.evaluation.significance import kappa
 from cmexam_tune.prompts import Asked
 from cmexam_tune.prompts.dialogue import NO_OPTIONS
 
@@ -139,5 +140,5 @@ def _agreement(facet: str, pairs: Sequence[tuple[str | None, str | None]]) -> di
     return {
         "n": len(known),
         "accuracy": sum(before == after for before, after in known) / len(known),
-        "kappa": agreement.kappa(first, second),
+        "kappa": kappa(first, second),
     }

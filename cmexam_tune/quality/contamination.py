@@ -7,9 +7,9 @@ from typing import Any
 from cmexam_tune.core import cli, jsonl
 from cmexam_tune.core.errors import DataError, UserError
 from cmexam_tune.core.normalise import question_text
+from cmexam_tune.evaluation.breakdowns import Subset, subset
 from cmexam_tune.evaluation.comparison import Comparison
 from cmexam_tune.evaluation.grading import Graded
-from cmexam_tune.evaluation.subsets import Subset, subset
 from cmexam_tune.quality.errata import doubtful
 from cmexam_tune.quality.findings import Overlap, names_of
 

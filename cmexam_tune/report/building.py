@@ -6,29 +6,57 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from cmexam_tune.core.schema import Report, Scores
-from cmexam_tune.evaluation import (
-    baselines,
-    breakdowns,
-    comparison,
-    grading,
-)
-from cmexam_tune.evaluation import scorers as profiles
-from cmexam_tune.evaluation.bridge import Bridge
-from cmexam_tune.evaluation.comparison import Comparison, Pair, Spread
-from cmexam_tune.evaluation.cut import Cut
-from cmexam_tune.evaluation.grading import Graded
-from cmexam_tune.evaluation.letter_counts import PartialCredit, partial_credit
-from cmexam_tune.evaluation.scorers import Profile
-from cmexam_tune.evaluation.selection import Selection
-from cmexam_tune.evaluation.subsets import Subset
-from cmexam_tune.report.explanations import Consistency, consistency
+from cmexam_tune.evaluation import breakdowns, comparison, grading, scorers
+from cmexam_tune.evaluation.breakdowns import Breakdown, Consistency, PartialCredit, Subset
+from cmexam_tune.evaluation.comparison import Comparison, Pair, ScoreDecomposition, Spread
+from cmexam_tune.evaluation.grading import Graded, Selection, Truncation
+from cmexam_tune.evaluation.scorers import Scorer
+from cmexam_tune.report import baselines
 from cmexam_tune.report.identity import Identity
-from cmexam_tune.report.published import Published
 
 _OPTIONAL = (
     "runs", "summary", "agreement", "flips", "ranking", "pairs", "bridges", "comparison", "profiles", "identity",
     "explanations", "training", "subsets", "cut", "selection",
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class FacetNumbers:
+    """A published table of accuracies by groups of questions."""
+
+    facet: str
+    source: str
+    cells: Mapping[str, Mapping[str, float]]
+    """Name of the group -> model -> accuracy in percent."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """Published numbers beside a run, in percent."""
+
+    source: str
+    n: int
+    """Questions of the paper's test split, which the numbers are of."""
+    rows: tuple[Mapping[str, Any], ...]
+    """{"name":, metric: number, ...} of each model; KEY_std is the printed ±."""
+    facets: tuple[FacetNumbers, ...] = ()
+    facet: str | None = None
+    """The facet whose groups stand among the metrics of `rows`."""
+    lengths: tuple[int, ...] = ()
+    """From and to: the question lengths at which the paper saw the best accuracies."""
+    metric: str = "accuracy"
+    """The number of a run that theirs is compared with: `accuracy`, or `accuracy_macro` where they averaged groups."""
+    caveat: str = ""
+    """Why the two are not of the same questions; empty where they are."""
+
+    def of_facet(self, facet: str) -> FacetNumbers | None:
+        """Return the published accuracies by this facet, its groups named as in a breakdown."""
+        definition = breakdowns.define(facet)
+        for table in self.facets:
+            if breakdowns.define(table.facet).facet == definition.facet:
+                cells = {definition.recognise(group).name: numbers for group, numbers in table.cells.items()}
+                return FacetNumbers(facet, table.source, cells)
+        return None
 
 
 @dataclass(frozen=True)
@@ -39,7 +67,7 @@ class FullReport(Report):
     intervals: Mapping[str, list[float]] = field(default_factory=dict)
     """Bootstrap 95% intervals of the text metrics."""
     baselines: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    tables: tuple[breakdowns.Breakdown, ...] = ()
+    tables: tuple[Breakdown, ...] = ()
     by_length: Sequence[Mapping[str, Any]] = ()
     confusion: Mapping[str, Any] = field(default_factory=dict)
     published: Published | None = None
@@ -56,14 +84,14 @@ class FullReport(Report):
     """Each two runs, p-values corrected for being several (Holm)."""
     partial_credit: Mapping[str, PartialCredit] = field(default_factory=dict)
     """`all`, `single` and `multiple` right letters: exact score beside Jaccard, precision and recall of letters."""
-    bridges: Mapping[str, Bridge] = field(default_factory=dict)
-    """Profile -> the way from our accuracy to its score."""
+    bridges: Mapping[str, ScoreDecomposition] = field(default_factory=dict)
+    """Scorer -> the way from our accuracy to its score."""
     comparison: Comparison | None = None
     profiles: Mapping[str, Scores] = field(default_factory=dict)
-    """The same outputs by every profile."""
+    """The same outputs by every scorer."""
     subsets: tuple[Subset, ...] = ()
     """With and without questions that were in the training data, or whose answers are known to be doubtful."""
-    cut: Mapping[str, Cut] = field(default_factory=dict)
+    cut: Mapping[str, Truncation] = field(default_factory=dict)
     """Run -> outputs that its limit cut off; runs whose files do not say it are left out."""
     selection: Selection | None = None
     """Where only a part of the questions file is scored."""
@@ -91,13 +119,11 @@ class FullReport(Report):
 
     def to_dict(self) -> dict[str, Any]:
         """Return what report.json holds; sections that were not asked for are left out."""
-        found = {key: value for key, value in asdict(self).items() if value or key not in _OPTIONAL}
-        if self.bridges:
-            # Thousands of questions for each profile: the page opens them, `scoring.bridge` returns them.
-            found["bridges"] = {
-                name: {**one, "differing": len(one["differing"])} for name, one in found["bridges"].items()
-            }
-        return found
+        values = {key: value for key, value in asdict(self).items() if value or key not in _OPTIONAL}
+        # Thousands of questions for each scorer: the page opens them, `comparison.decompose` returns them.
+        for decomposition in values.get("bridges", {}).values():
+            decomposition["differing"] = len(decomposition["differing"])
+        return values
 
 
 def _cell(value: object) -> str:
@@ -110,7 +136,7 @@ def _cell(value: object) -> str:
 
 def build(
     graded: Sequence[Graded],
-    profile: str | Profile,
+    scorer: str | Scorer,
     provenance: Mapping[str, Any],
     name: str = "this run",
     published: Published | None = None,
@@ -119,29 +145,29 @@ def build(
 
     Args:
         graded: What `grading.grade` returned, all questions.
-        profile: The profile it was graded by.
+        scorer: What it was graded by.
         provenance: What was scored and how it was made, taken over as it is.
         name: What the run is called.
         published: Published numbers to show beside it.
     """
-    rules = profiles.get(profile) if isinstance(profile, str) else profile
+    scorer = scorers.get(scorer)
 
-    def score(some: Sequence[Graded]) -> Scores:
-        return grading.score(some, rules)
+    def score(part: Sequence[Graded]) -> Scores:
+        return grading.score(part, scorer)
 
     facets = breakdowns.by_facet(graded, score)
     return FullReport(
         overall=score(graded),
         by_facet=facets,
-        signature={"profile": rules.name, "summary": rules.summary, **rules.signature},
+        signature={"profile": scorer.name, "summary": scorer.summary, **scorer.signature},
         provenance=provenance,
-        intervals=comparison.text_intervals(graded, rules.smoothing),
-        baselines=baselines.compute([one.question for one in graded]),
+        intervals=comparison.text_intervals(graded, scorer.smoothing),
+        baselines=baselines.compute([item.question for item in graded]),
         tables=breakdowns.tables(graded, facets, score),
         by_length=breakdowns.by_length(graded, score),
         confusion=breakdowns.confusion(graded),
-        partial_credit=partial_credit(graded),
-        explanations=consistency(graded),
+        partial_credit=breakdowns.partial_credit(graded),
+        explanations=breakdowns.consistency(graded),
         name=name,
         published=published,
     )

@@ -1,11 +1,20 @@
-"""Who a report is about: model, data, prompt and day, without the paths of the machine that wrote it."""
+"""Whom a report is about and where its numbers come from, without the folders of the machine that wrote it."""
 
+import platform
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
+from cmexam_tune import __version__
+from cmexam_tune.core import files
+from cmexam_tune.evaluation import prediction_metadata
+from cmexam_tune.evaluation.prediction_metadata import PredictionMetadata, section
+
 _ABSOLUTE = re.compile(r"(?:/|~|[A-Za-z]:[\\/]|\\\\).*?([^\\/]*)[\\/]*$", re.S)
+_LIBRARIES = ("rapidfuzz", "sacrebleu", "rouge-score", "jieba")
 
 
 @dataclass(frozen=True)
@@ -27,48 +36,77 @@ class Identity:
     `constrained-words`."""
 
 
-def portable(value: Any) -> Any:
-    """Return JSON without the folders of this machine: of an absolute path its last part is left."""
-    if isinstance(value, Mapping):
-        return {key: portable(item) for key, item in value.items()}
-    if isinstance(value, str):
-        found = _ABSOLUTE.fullmatch(value)
-        return found[1] if found and found[1] else value
-    return [portable(item) for item in value] if isinstance(value, Sequence) else value
-
-
-def identify(made_by: Mapping[str, Any], questions: str, n: int, profile: str, date: str) -> Identity:
-    """Return who was scored, as far as `predict` wrote it into the note beside its predictions.
+def identify(metadata: PredictionMetadata, questions: str, n: int, profile: str, date: str) -> Identity:
+    """Return who was scored, as far as `predict` recorded it beside its predictions.
 
     Args:
-        made_by: That note; empty where another tool made the predictions.
+        metadata: What it recorded; empty where another tool predicted.
         questions: The questions file.
         n: Number of questions.
-        profile: Whose rules scored it.
+        profile: Name of the scorer.
         date: Day of the report.
     """
-    config = _section(made_by, "config")
-    model, prompt = _section(config, "model"), _section(config, "prompt")
-    words = [f"{key} {prompt[key]}" for key in ("style", "template") if prompt.get(key)]
-    words += [f"{prompt['shots']} shots"] if prompt.get("shots") else []
+    values, prompt = metadata.values, metadata.prompt
+    config = section(values, "config")
+    model = section(config, "model")
+    how = [f"{key} {prompt[key]}" for key in ("style", "template") if prompt.get(key)]
+    how += [f"{prompt['shots']} shots"] if prompt.get("shots") else []
     return Identity(
         date=date,
         profile=profile,
         questions=str(portable(questions)),
         n=n,
         model=_text(model.get("model_name_or_path")),
-        adapter=_text(made_by.get("run") or model.get("adapter_name_or_path")),
-        method=_text(_section(config, "tuning").get("method")) if made_by.get("run") else None,
-        prompt=", ".join(words) or None,
+        adapter=_text(values.get("run") or model.get("adapter_name_or_path")),
+        method=_text(section(config, "tuning").get("method")) if values.get("run") else None,
+        prompt=", ".join(how) or None,
         # A server may lack what the mode means, and answer in a way of another name.
-        mode=_text(_section(made_by, "result").get("mode") or made_by.get("mode")),
+        mode=_text(section(values, "result").get("mode") or values.get("mode")),
     )
-
-
-def _section(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    section = values.get(key)
-    return section if isinstance(section, Mapping) else {}
 
 
 def _text(value: Any) -> str | None:
     return str(portable(value)) if isinstance(value, str) and value else None
+
+
+def provenance(sources: Mapping[str, Sequence[str | Path]]) -> dict[str, Any]:
+    """Return what report.json says under `provenance`: checksums of the files, how predictions were made, versions.
+
+    Args:
+        sources: `questions`, `predictions` and `baseline` -> files.
+
+    Raises:
+        DataError: the metadata beside a predictions file are broken.
+    """
+    versions = {"cmexam_tune": __version__, "python": platform.python_version()}
+    return {
+        **{name: [_origin(Path(path)) for path in paths] for name, paths in sources.items()},
+        "versions": versions | {name: version(name) for name in _LIBRARIES},
+    }
+
+
+def _origin(path: Path) -> dict[str, Any]:
+    origin: dict[str, Any] = {"path": portable(str(path)), "sha256": files.sha256(path)}
+    if metadata := prediction_metadata.read(path):
+        origin["made_by"] = portable(metadata.values)
+    return origin
+
+
+def portable(value: Any) -> Any:
+    """Return JSON without the folders of this machine: of an absolute path its last part is left."""
+    if isinstance(value, Mapping):
+        return {key: portable(item) for key, item in value.items()}
+    if isinstance(value, str):
+        path = _ABSOLUTE.fullmatch(value)
+        return path[1] if path and path[1] else value
+    return [portable(item) for item in value] if isinstance(value, Sequence) else value
+
+
+def names(paths: Sequence[str | Path]) -> list[str]:
+    """Return what files are called where nobody has named them: as given, absolute paths from where they differ."""
+    absolute = [path for path in map(Path, paths) if path.is_absolute()]
+    if not absolute:
+        return [str(path) for path in paths]
+    parents = [set(path.parent.parents) | {path.parent} for path in absolute]
+    shared = max(set.intersection(*parents), key=lambda path: len(path.parts))
+    return [str(Path(path).relative_to(shared)) if Path(path).is_absolute() else str(path) for path in paths]

@@ -1,18 +1,26 @@
-"""The report as one HTML file that needs no network: data as JSON, drawn by the page's own script."""
+"""The report as one HTML file that needs no network: data as JSON, drawn by the page's own script.
 
+The page holds every question and output: an index that filters are answered from, and texts in blocks opened on demand.
+Both are gzip in base64, which every current browser unpacks by itself; a few questions stay as they are.
+"""
+
+import base64
+import gzip
 import html
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from cmexam_tune.evaluation import significance
+from cmexam_tune.evaluation.breakdowns import conflicts
+from cmexam_tune.evaluation.comparison import ScoreDecomposition
 from cmexam_tune.evaluation.grading import Graded
-from cmexam_tune.report import packing, sections
+from cmexam_tune.report import sections
 from cmexam_tune.report.building import FullReport
-from cmexam_tune.report.headings import COLUMNS, HEADINGS
+from cmexam_tune.report.table import COLUMNS, HEADINGS
 
 PAGE = Path(__file__).with_name("assets")
 SCRIPTS = (
@@ -20,14 +28,26 @@ SCRIPTS = (
     "profiles", "store", "questions", "method", "main",
 )  # fmt: skip
 """The page's script, in the order in which its files are joined."""
+BLOCK = 200
+"""Questions in a block."""
+PLAIN = 500
+"""So many questions need no packing."""
+BUDGET = 24 << 20
+"""Bytes that all blocks may take; a page of 30 MB still opens in two seconds."""
+_SMALLER = 0.45
+"""Base64 of gzip over UTF-8, for Chinese (CMExam: 0.38), with a margin."""
+LIMITS = ((4000, 4000), (4000, 600), (1500, 300), (600, 150), (200, 80), (80, 40))
+"""Characters shown of a text of a wrong and of a right answer: the first that keeps the budget."""
+Runs = Mapping[str, Sequence[Graded]]
+"""Name -> graded questions of every run; all of the same questions, the first is what the report is about."""
 
 
-def page(report: FullReport, runs: packing.Runs) -> str:
+def page(report: FullReport, runs: Runs) -> str:
     """Return report.html.
 
     Args:
         report: What is shown.
-        runs: Name -> graded questions of every run, for the cards; the first is what the report is about.
+        runs: Every run that can be looked at, for the cards.
     """
     facets = list(report.by_facet)
     data = {
@@ -37,9 +57,9 @@ def page(report: FullReport, runs: packing.Runs) -> str:
         "facets": facets,
         "run_names": list(runs),
         "flips_of": _pairs(runs),
-        "index": packing.index(runs, facets, tuple(report.bridges.values())),
-        "block": packing.BLOCK,
-        "blocks": packing.blocks(runs),
+        "index": index(runs, facets, report.bridges.values()),
+        "block": BLOCK,
+        "blocks": blocks(runs),
     }
     script = "\n".join((PAGE / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS)
     parts = {
@@ -57,9 +77,91 @@ def page(report: FullReport, runs: packing.Runs) -> str:
 
 def _pairs(runs: Mapping[str, Sequence[Graded]]) -> list[dict[str, Any]]:
     """Return for each two runs how many questions only one of them answered right, and McNemar's exact p."""
-    right = [{one.question.id for one in graded if one.correct} for graded in runs.values()]
-    found = []
+    right = [{item.question.id for item in graded if item.correct} for graded in runs.values()]
+    pairs = []
     for a, b in combinations(range(len(right)), 2):
         only = len(right[a] - right[b]), len(right[b] - right[a])
-        found.append({"runs": [a, b], "only": only, "p": significance.mcnemar(*only)})
-    return found
+        pairs.append({"runs": [a, b], "only": only, "p": significance.mcnemar(*only)})
+    return pairs
+
+
+def index(runs: Runs, facets: Sequence[str], decompositions: Iterable[ScoreDecomposition]) -> Any:
+    """Return ids, right and given answers, facet values and explanation scores of all questions, packed.
+
+    Args:
+        runs: Every run.
+        facets: Names of the facets.
+        decompositions: What other scorers read in the first run.
+    """
+    first = next(iter(runs.values()))
+    values = [sorted({item.question.facets.get(facet, "") for item in first}) for facet in facets]
+    rank = {item.question.id: i for i, item in enumerate(first)}
+    places = [{value: i for i, value in enumerate(facet_values)} for facet_values in values]
+    return _pack(
+        {
+            "ids": [item.question.id for item in first],
+            "gold": [item.question.answer for item in first],
+            "answers": [[item.answer for item in graded] for graded in runs.values()],
+            "values": values,
+            "of": [
+                [place[item.question.facets.get(facet, "")] for item in first]
+                for facet, place in zip(facets, places, strict=True)
+            ],
+            "right": ["".join(str(int(item.correct)) for item in graded) for graded in runs.values()],
+            "rougeL": [None if item.text is None else round(100 * item.text.rougeL.f, 1) for item in first],
+            "conflicts": [i for i, item in enumerate(first) if conflicts(item)],
+            "readings": {
+                decomposition.profile: {rank[item.question_id]: item.theirs for item in decomposition.differing}
+                for decomposition in decompositions
+            },
+        },
+        len(first),
+    )
+
+
+def blocks(runs: Runs) -> list[Any]:
+    """Return stem, options, reference explanation and the output of each run, packed by `BLOCK` questions."""
+    items = list(zip(*runs.values(), strict=True))
+    wrong, right = _limits(items)
+    shown = [_item(group, wrong, right) for group in items]
+    return [_pack(shown[at : at + BLOCK], len(items)) for at in range(0, len(items), BLOCK)]
+
+
+def _limits(items: Sequence[Sequence[Graded]]) -> tuple[int, int]:
+    """Return how many characters of a wrong and of a right answer's texts are shown."""
+    lengths = [(group[0].correct, [len(text) for text in _texts(group)], _fixed(group)) for group in items]
+    for wrong, right in LIMITS:
+        size = sum(
+            fixed + 3 * sum(min(length, right if correct else wrong) for length in texts)
+            for correct, texts, fixed in lengths
+        )
+        if size * _SMALLER <= BUDGET:
+            break
+    return wrong, right
+
+
+def _fixed(group: Sequence[Graded]) -> int:
+    question = group[0].question
+    return 3 * (len(question.stem) + sum(map(len, question.options.values()))) + 40
+
+
+def _texts(group: Sequence[Graded]) -> list[str]:
+    return [group[0].question.explanation or "", *(item.prediction.text for item in group)]
+
+
+def _item(group: Sequence[Graded], wrong: int, right: int) -> list[Any]:
+    question, limit = group[0].question, right if group[0].correct else wrong
+    reference, *outputs = (_cut(text, limit) for text in _texts(group))
+    return [question.stem, list(question.options.items()), reference, outputs]
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[:limit]}… ({len(text):,} characters in all)"
+
+
+def _pack(value: Any, count: int) -> Any:
+    if count <= PLAIN:
+        return value
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    # A lone surrogate of a broken output is shown as a question mark.
+    return base64.b64encode(gzip.compress(text.encode("utf-8", "replace"), 6, mtime=0)).decode("ascii")

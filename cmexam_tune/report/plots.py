@@ -57,7 +57,7 @@ def draw(report: FullReport, out: Path) -> list[Path]:
 
 
 def _draw(report: FullReport, out: Path) -> list[Path]:
-    charts = {_file(one.facet): _of_facet(report, one) for one in report.tables}
+    charts = {_file(table.facet): _of_facet(report, table) for table in report.tables}
     charts["length"] = [
         Bar(f"{b['from']}-{b['to'] or ''} (n={b['n']})", b["accuracy"], b["accuracy_ci"])
         for b in report.by_length

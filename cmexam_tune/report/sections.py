@@ -4,15 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cmexam_tune.core.schema import Scores
-from cmexam_tune.evaluation.breakdowns import Breakdown, Cell
-from cmexam_tune.evaluation.bridge import Bridge
-from cmexam_tune.evaluation.comparison import Comparison, Pair
-from cmexam_tune.evaluation.letter_counts import PartialCredit
-from cmexam_tune.evaluation.subsets import Share, Subset
-from cmexam_tune.report.building import FullReport
-from cmexam_tune.report.headings import COLUMNS, cell, short
-from cmexam_tune.report.published import Published
-from cmexam_tune.report.table import Table, escape_markdown
+from cmexam_tune.evaluation.breakdowns import Breakdown, Cell, Name, PartialCredit, Share, Subset
+from cmexam_tune.evaluation.comparison import Comparison, Pair, ScoreDecomposition
+from cmexam_tune.report.building import FullReport, Published
+from cmexam_tune.report.table import COLUMNS, Table, cell, escape_markdown, short
 
 BASELINES = {
     "uniform_subset": "Random set of letters",
@@ -27,11 +22,11 @@ def tables(report: FullReport) -> list[Table]:
     columns = _columns(report.overall)
     return [
         _scores("Overall", columns, {report.name: report.overall}),
-        *([cut_off(report)] if any(one.cut for one in report.cut.values()) else []),
+        *([cut_off(report)] if any(run.cut for run in report.cut.values()) else []),
         *([intervals(report)] if report.intervals else []),
         *([_scores("Runs", columns, report.runs)] if report.runs else []),
         *([by_profile(report)] if report.profiles else []),
-        *([bridges(tuple(report.bridges.values()))] if report.bridges else []),
+        *([decompositions(tuple(report.bridges.values()))] if report.bridges else []),
         *([summary(report)] if report.summary else []),
         *([agreement(report)] if report.agreement else []),
         *([pairs(report.pairs)] if report.pairs else []),
@@ -40,7 +35,7 @@ def tables(report: FullReport) -> list[Table]:
         *([published(report.published, report.overall)] if report.published else []),
         *([comparison(report.comparison)] if report.comparison else []),
         *([subsets(report.subsets)] if report.subsets else []),
-        *(breakdown(one, columns, report.published) for one in report.tables),
+        *(breakdown(table, columns, report.published) for table in report.tables),
         by_length(report.by_length),
     ]
 
@@ -52,7 +47,7 @@ def headline(report: FullReport) -> Table:
 
 
 def by_profile(report: FullReport) -> Table:
-    """Return the outputs of the first run as every profile scores them."""
+    """Return the outputs of the first run as every scorer scores them."""
     title = "The same outputs by every profile" if len(report.runs) < 2 else f"{report.name} by every profile"
     return _scores(title, _columns(report.overall), report.profiles)
 
@@ -62,8 +57,8 @@ def _columns(overall: Scores) -> tuple[str, ...]:
 
 
 def _scores(title: str, columns: Sequence[str], scores: Mapping[str, Scores]) -> Table:
-    columns = [key for key in columns if key == "accuracy" or any(one.get(key) is not None for one in scores.values())]
-    lines = tuple(_line(name, one, columns) for name, one in scores.items())
+    columns = [key for key in columns if key == "accuracy" or any(row.get(key) is not None for row in scores.values())]
+    lines = tuple(_line(name, row, columns) for name, row in scores.items())
     return Table(("", *map(short, columns)), lines, title)
 
 
@@ -80,22 +75,22 @@ def intervals(report: FullReport) -> Table:
     )
 
 
-def bridges(found: Sequence[Bridge]) -> Table:
-    """Return how far each profile is from the standard one, in points of percent: the steps add up."""
+def decompositions(ways: Sequence[ScoreDecomposition]) -> Table:
+    """Return how far each scorer is from the standard one, in points of percent: the steps add up."""
     head = ("", "standard", "subset", "reading", "denominator", "average", "theirs", "read differently")
     lines = tuple(
         (
-            f"{one.profile} *" if one.mark else one.profile,
-            cell("", one.standard),
-            *(_points(step) for step in (one.by_subset, one.by_reading, one.by_denominator, one.by_average)),
-            cell("", one.theirs),
-            str(len(one.differing)),
+            f"{way.profile} *" if way.mark else way.profile,
+            cell("", way.standard),
+            *(_points(step) for step in (way.by_subset, way.by_reading, way.by_denominator, way.by_average)),
+            cell("", way.theirs),
+            str(len(way.differing)),
         )
-        for one in found
+        for way in ways
     )
-    marks = sorted({one.mark.split(", not")[0] for one in found if one.mark})
+    marks = sorted({way.mark.split(", not")[0] for way in ways if way.mark})
     note = "In points of percent; subset: " + "; ".join(
-        f"{one.profile} {one.subset}" for one in found if one.subset != "all questions"
+        f"{way.profile} {way.subset}" for way in ways if way.subset != "all questions"
     )
     note += f". * {', '.join(marks)}, which are not the words of that script" if marks else ""
     return Table(head, lines, "From the standard score to every profile's", note)
@@ -120,20 +115,22 @@ def agreement(report: FullReport) -> Table:
 
 def cut_off(report: FullReport) -> Table:
     """Return how many outputs of each run were cut off by their limit."""
-    lines = tuple((name, str(one.outputs), str(one.cut), str(one.thinking)) for name, one in report.cut.items())
+    lines = tuple((name, str(run.outputs), str(run.cut), str(run.thinking)) for name, run in report.cut.items())
     return Table(("", "outputs", "cut off", "while thinking"), lines, "Outputs cut off by their limit")
 
 
 def baselines(report: FullReport) -> Table:
     """Return what guessing scores."""
-    lines = tuple((BASELINES[name], cell("", one["expected"]), _spread(one)) for name, one in report.baselines.items())
+    lines = tuple(
+        (BASELINES[name], cell("", guess["expected"]), _simulated(guess)) for name, guess in report.baselines.items()
+    )
     return Table(("", "expected accuracy", "simulated"), lines, "Guessing on the same questions")
 
 
-def _spread(one: Mapping[str, Any]) -> str:
-    if "mean" not in one:
-        return f"always {one['answer']}"
-    return f"{one['mean']:.2f} ± {one['std']:.2f} ({one['seeds']} seeds)"
+def _simulated(guess: Mapping[str, Any]) -> str:
+    if "mean" not in guess:
+        return f"always {guess['answer']}"
+    return f"{guess['mean']:.2f} ± {guess['std']:.2f} ({guess['seeds']} seeds)"
 
 
 def published(numbers: Published, overall: Scores) -> Table:
@@ -154,87 +151,89 @@ def _warning(numbers: Published) -> str:
     return f"Not the same questions: {numbers.caveat}." if numbers.caveat else ""
 
 
-def comparison(found: Comparison) -> Table:
+def comparison(other: Comparison) -> Table:
     """Return the differences from another run."""
     lines = tuple(
-        (short(name), f"{one.difference:+.2f}", f"{one.low:+.2f} to {one.high:+.2f}", one.p_text)
-        for name, one in found.metrics.items()
+        (short(name), f"{metric.difference:+.2f}", f"{metric.low:+.2f} to {metric.high:+.2f}", metric.p_text)
+        for name, metric in other.metrics.items()
     )
     title = (
-        f"Against {found.name}: {len(found.gained)} questions newly right, {len(found.lost)} newly wrong, "
-        f"exact McNemar p = {found.mcnemar_p:.4g}"
+        f"Against {other.name}: {len(other.gained)} questions newly right, {len(other.lost)} newly wrong, "
+        f"exact McNemar p = {other.mcnemar_p:.4g}"
     )
-    notes = [] if found.smallest_difference is None else [smallest(found.n, found.smallest_difference)]
-    notes += [] if found.clusters is None else [f"{found.clusters} groups of questions were drawn together"]
+    notes = []
+    if other.smallest_difference is not None:
+        notes.append(
+            f"With these {other.n} questions a difference of {other.smallest_difference:.1f} points would be found "
+            "four times out of five"
+        )
+    if other.clusters is not None:
+        notes.append(f"{other.clusters} groups of questions were drawn together")
     return Table(("", "difference", "95% interval", "p"), lines, title, ". ".join(notes))
 
 
-def smallest(n: int, difference: float) -> str:
-    """Return what these questions can show, in words."""
-    return f"With these {n} questions a difference of {difference:.1f} points would be found four times out of five"
-
-
-def pairs(found: Sequence[Pair]) -> Table:
+def pairs(compared: Sequence[Pair]) -> Table:
     """Return each two runs, corrected for being several."""
     lines = tuple(
         (
-            f"{one.first} | {one.second}",
-            f"{one.difference:+.2f}",
-            f"{one.p_value:.4g}",
-            f"{one.adjusted_p:.4g}",
-            "-" if one.smallest_difference is None else f"{one.smallest_difference:.1f}",
+            f"{pair.first} | {pair.second}",
+            f"{pair.difference:+.2f}",
+            f"{pair.p_value:.4g}",
+            f"{pair.adjusted_p:.4g}",
+            "-" if pair.smallest_difference is None else f"{pair.smallest_difference:.1f}",
         )
-        for one in found
+        for pair in compared
     )
     head = ("", "difference", "p (McNemar)", "p (Holm)", "smallest difference found")
     return Table(head, lines, "Each two runs", "The smallest difference is what would be found four times out of five")
 
 
-def credit(found: Mapping[str, PartialCredit]) -> Table:
+def credit(parts: Mapping[str, PartialCredit]) -> Table:
     """Return exact scores beside credit for a part of the right letters."""
     lines = tuple(
-        (name, str(one.n), *(f"{value:.2f}" for value in (one.accuracy, one.jaccard, one.precision, one.recall)))
-        for name, one in found.items()
+        (name, str(part.n), *(f"{value:.2f}" for value in (part.accuracy, part.jaccard, part.precision, part.recall)))
+        for name, part in parts.items()
     )
     head = ("right letters", "n", "exact", "Jaccard", "precision of letters", "recall of letters")
     return Table(head, lines, "Questions with one and with several right letters")
 
 
-def subsets(found: Sequence[Subset]) -> Table:
+def subsets(parts: Sequence[Subset]) -> Table:
     """Return accuracy with and without some questions, and what it says in words."""
-    lines = [("all", *_accuracy(found[0].everything))]
-    for one in found:
-        lines += [(f"{one.name}: only", *_accuracy(one.only)), (f"{one.name}: without", *_accuracy(one.without))]
-    words = " ".join(one.sentence for one in found)
-    return Table(("", "n", "Acc", "95% CI"), tuple(lines), "With and without", words)
+    lines = [("all", *_accuracy(parts[0].everything))]
+    for part in parts:
+        lines += [(f"{part.name}: only", *_accuracy(part.only)), (f"{part.name}: without", *_accuracy(part.without))]
+    return Table(
+        ("", "n", "Acc", "95% CI"), tuple(lines), "With and without", " ".join(part.sentence for part in parts)
+    )
 
 
 def _accuracy(share: Share) -> tuple[str, str, str]:
     return str(share.n), cell("", share.accuracy), cell("", share.accuracy_ci)
 
 
-def breakdown(one: Breakdown, columns: Sequence[str], numbers: Published | None) -> Table:
+def breakdown(table: Breakdown, columns: Sequence[str], numbers: Published | None) -> Table:
     """Return the scores by the values of a facet, published accuracies of the same groups beside them."""
-    theirs = numbers.of_facet(one.facet) if numbers else None
+    theirs = numbers.of_facet(table.facet) if numbers else None
     models = tuple(dict.fromkeys(model for cells in theirs.cells.values() for model in cells)) if theirs else ()
     lines = []
-    for group in one.cells:
+    for group in table.cells:
         beside = theirs.cells.get(group.name, {}) if theirs else {}
         name = f"{label(group)}{' *' if group.small else ''}"
         lines.append((*_line(name, group.scores, columns), *(cell("", beside.get(model)) for model in models)))
-    if one.macro_accuracy is not None:
-        lines.append((*_line("macro average", {"accuracy": one.macro_accuracy}, columns), *("-" for _ in models)))
-    notes = [f"* fewer than {one.minimum} questions"] if any(group.small for group in one.cells) else []
+    if table.macro_accuracy is not None:
+        lines.append((*_line("macro average", {"accuracy": table.macro_accuracy}, columns), *("-" for _ in models)))
+    notes = [f"* fewer than {table.minimum} questions"] if any(group.small for group in table.cells) else []
     if theirs and numbers:
         notes += [f"Columns with † are published: {theirs.source}", *filter(None, [_warning(numbers).rstrip(".")])]
-    title = f"{one.facet} {one.zh}" + (f", {one.source}" if one.source else "")
+    title = f"{table.facet} {table.zh}" + (f", {table.source}" if table.source else "")
     head = ("", *map(short, columns), *(f"{model} †" for model in models))
     return Table(head, tuple(lines), title, ". ".join(notes))
 
 
-def label(one: Cell) -> str:
+def label(group: Cell | Name) -> str:
     """Return abbreviation and Chinese name of a group."""
-    return one.name if one.name == one.zh else f"{one.name} {one.zh}"
+    return group.name if group.name == group.zh else f"{group.name} {group.zh}"
 
 
 def by_length(bins: Sequence[Mapping[str, Any]]) -> Table:
@@ -251,10 +250,16 @@ def markdown(report: FullReport) -> str:
     if report.selection:
         head = f"**{escape_markdown(report.selection.sentence)}**\n\n{head}"
     signatures = "".join(f"- {escape_markdown(k)}: {escape_markdown(str(v))}\n" for k, v in report.signature.items())
-    parts = ["# Evaluation report\n", head, *(one.markdown() for one in tables(report)), "## Signatures\n", signatures]
+    parts = [
+        "# Evaluation report\n",
+        head,
+        *(table.markdown() for table in tables(report)),
+        "## Signatures\n",
+        signatures,
+    ]
     return "\n".join(parts)
 
 
 def latex(report: FullReport) -> str:
     """Return report.tex: the tables for a paper."""
-    return LATEX_HEAD + "\n".join(one.latex() for one in tables(report))
+    return LATEX_HEAD + "\n".join(table.latex() for table in tables(report))

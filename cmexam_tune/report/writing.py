@@ -6,7 +6,7 @@ from pathlib import Path
 from cmexam_tune.core.files import atomic_write, check_output
 from cmexam_tune.report import page, sections
 from cmexam_tune.report.building import FullReport
-from cmexam_tune.report.packing import Runs
+from cmexam_tune.report.page import Runs
 
 NAMES = ("report.json", "report.md", "report.html", "report.tex")
 
@@ -23,7 +23,7 @@ def write(
 
     Args:
         report: What `building.build` returned.
-        runs: Name -> graded questions of every run that can be looked at; the first is what the report is about.
+        runs: Every run that can be looked at; the first is what the report is about.
         out: Folder, made where it is missing.
         overwrite: Replace reports that are there.
         latex: Also write tables for a paper.

@@ -1,8 +1,8 @@
-"""Profiles: how one published script turns outputs into scores.
+"""Scorers: how one published script turns outputs into scores; `--profile` chooses one.
 
 In: what a model wrote, and its question. Out: what that script reads in it, whether it counts as right, and how it is
 averaged. Start reading below, then in `standard.py`, what this project reports; each other file is one script, with its
-peculiarities. The file's name is the profile's (`opencompass_cmb.py` is `opencompass-cmb`), its `PROFILE` is all there
+peculiarities. The file's name is the scorer's (`opencompass_cmb.py` is `opencompass-cmb`), its `SCORER` is all there
 is to it.
 """
 
@@ -15,9 +15,12 @@ from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.core.schema import Question
 from cmexam_tune.evaluation.text_metrics import PairStatistics
 
+STANDARD = "standard"
+"""The scorer of this project."""
+
 
 class Reading(NamedTuple):
-    """What a profile's parser reads in an output; None is no answer or no explanation."""
+    """What a scorer reads in an output; None is no answer or no explanation."""
 
     answer: str | None
     explanation: str | None
@@ -29,7 +32,7 @@ def equal(reading: str | None, question: Question) -> float:
 
 
 @dataclass(frozen=True)
-class Profile:
+class Scorer:
     """One way of turning outputs into scores."""
 
     name: str
@@ -68,27 +71,32 @@ class Profile:
     """The script's prompt in words, where it has one."""
 
 
-class Scorer(Protocol):
+class ScorerModule(Protocol):
     """What a file in this folder provides."""
 
     @property
-    def PROFILE(self) -> Profile:
+    def SCORER(self) -> Scorer:
         """The rules; their name is the file's."""
 
 
 def names() -> tuple[str, ...]:
-    """Return the names of all profiles, what this project reports first."""
-    found = (name.replace("_", "-") for name in variants.names("profiles"))
-    return tuple(sorted(found, key=lambda name: (not name.startswith("standard"), name)))
+    """Return the names of all scorers, what this project reports first."""
+    dashed = (name.replace("_", "-") for name in variants.names("scorers"))
+    return tuple(sorted(dashed, key=lambda name: (not name.startswith(STANDARD), name)))
 
 
-def get(name: str) -> Profile:
-    """Return a profile by its name, or `PROFILE` of a module of your own by its dotted name.
+def get(scorer: str | Scorer) -> Scorer:
+    """Return a scorer by its name, `SCORER` of a module of your own by its dotted name, or the scorer itself.
 
     Raises:
         ConfigError: there is none of that name; the message suggests the nearest.
     """
-    if "." not in name and name not in names():
-        raise ConfigError(f"profile {name!r} is unknown{variants.suggest(name, names())}; known: {', '.join(names())}.")
-    profile: Profile = variants.load("profiles", name if "." in name else name.replace("-", "_")).PROFILE
-    return profile
+    if isinstance(scorer, Scorer):
+        return scorer
+    if "." not in scorer and scorer not in names():
+        raise ConfigError(
+            f"profile {scorer!r} is unknown{variants.suggest(scorer, names())}; known: {', '.join(names())}."
+        )
+    module = variants.load("scorers", scorer if "." in scorer else scorer.replace("-", "_"))
+    loaded: Scorer = module.SCORER
+    return loaded

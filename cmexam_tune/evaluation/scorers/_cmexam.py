@@ -74,7 +74,7 @@ def _overlap(hyp: set[Hashable], ref: set[Hashable]) -> Rouge:
 
 
 def signature(script: str, unit: str, answer: str, unread: str) -> dict[str, str]:
-    """Return the signature of a profile made of these metrics."""
+    """Return the signature of a scorer made of these metrics."""
     bleu = f"nrefs:1|case:mixed|eff:no|tok:{unit}|smooth:none|level:corpus|equal-to:{script}"
     rouge = f"tok:char-joined-by-spaces|counts:sets|level:pair-mean|equal-to:{script}"
     return {

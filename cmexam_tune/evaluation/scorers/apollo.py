@@ -9,7 +9,7 @@ of outputs, as its own generation writes them, the script raises TypeError; here
 import re
 
 from cmexam_tune.core.schema import Question
-from cmexam_tune.evaluation.scorers import Profile, Reading
+from cmexam_tune.evaluation.scorers import Reading, Scorer
 from cmexam_tune.evaluation.scorers._reading import most_frequent
 
 SCRIPT = "Apollo/src/evaluate/generate_score.py"
@@ -28,7 +28,7 @@ def right(answer: str | None, question: Question) -> float:
     return float(answer is not None and answer == (question.answer or "")[:1])
 
 
-PROFILE = Profile(
+SCORER = Scorer(
     name="apollo",
     summary="first line: most frequent letter, in brackets first; gold cut to its first letter; unreadable = wrong",
     read=read,

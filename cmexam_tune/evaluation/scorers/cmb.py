@@ -10,7 +10,7 @@ questions. One difference: four published gold answers are unsorted, here gold a
 import re
 
 from cmexam_tune.core.schema import Question
-from cmexam_tune.evaluation.scorers import Profile, Reading
+from cmexam_tune.evaluation.scorers import Reading, Scorer
 
 SCRIPT = "CMB/src/utils.py:match_choice"
 _CUE = re.compile(r"(?:答案|正确选项)(?:是|：|为|应该是|应该为)(.*?)(?:。|\.|$)", re.S)
@@ -25,7 +25,7 @@ def read(text: str, question: Question) -> Reading:
     return Reading(letters or None, None)
 
 
-PROFILE = Profile(
+SCORER = Scorer(
     name="cmb",
     summary="first 答案是/为/： else every capital; unreadable = wrong; no text metrics",
     read=read,

@@ -16,8 +16,8 @@ def vote(texts: Sequence[str], question: Question) -> Reading:
     return Reading(most_frequent(cmb.read(text, question).answer or "" for text in texts) or None, None)
 
 
-PROFILE = dataclasses.replace(
-    cmb.PROFILE,
+SCORER = dataclasses.replace(
+    cmb.SCORER,
     name="cmb-vote",
     summary="majority over several outputs, each read as in cmb; ties to the first; unreadable = wrong",
     vote=vote,

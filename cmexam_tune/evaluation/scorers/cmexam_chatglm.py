@@ -8,7 +8,7 @@ missing reference, is scored as an empty text. BLEU on jieba words, ROUGE on cha
 from collections.abc import Sequence
 
 from cmexam_tune.core.schema import Question
-from cmexam_tune.evaluation.scorers import Profile, Reading, _cmexam
+from cmexam_tune.evaluation.scorers import Reading, Scorer, _cmexam
 from cmexam_tune.evaluation.text_metrics import PairStatistics, jieba_words
 
 SCRIPT = "CMExam/evaluate_chatglm_result.py"
@@ -32,7 +32,7 @@ def statistics(hypotheses: Sequence[str], references: Sequence[str]) -> list[Pai
     return _cmexam.statistics(hypotheses, references, words=jieba_words(), swapped=True)
 
 
-PROFILE = Profile(
+SCORER = Scorer(
     name="cmexam-chatglm",
     summary="text between 答案： and the last ，; unreadable leaves the denominator; jieba BLEU, set-based ROUGE",
     read=read,

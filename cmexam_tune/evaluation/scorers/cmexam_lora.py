@@ -8,7 +8,7 @@ turns into NaN (empty, "NA", ...) is read as answer and explanation 无答案, a
 from functools import partial
 
 from cmexam_tune.core.schema import Question
-from cmexam_tune.evaluation.scorers import Profile, Reading, _cmexam
+from cmexam_tune.evaluation.scorers import Reading, Scorer, _cmexam
 from cmexam_tune.evaluation.text_metrics import tokenizer
 
 SCRIPT = "CMExam/evaluate_lora_result.py"
@@ -30,7 +30,7 @@ def read(text: str, question: Question) -> Reading:
     return Reading("".join(hits) or None, explanation)
 
 
-PROFILE = Profile(
+SCORER = Scorer(
     name="cmexam-lora",
     summary="any option letter or first word found; unreadable = wrong; character BLEU, set-based ROUGE",
     read=read,

@@ -9,7 +9,7 @@ route through a CSV file. E is never read; scored are questions with four option
 import re
 
 from cmexam_tune.core.schema import Question
-from cmexam_tune.evaluation.scorers import Profile, Reading
+from cmexam_tune.evaluation.scorers import Reading, Scorer
 
 SCRIPT = "CMMLU/src/mp_utils.py:extract_choice"
 CHOICES = "ABCD"
@@ -77,7 +77,7 @@ def right(answer: str | None, question: Question) -> float:
     return float(answer == question.answer)
 
 
-PROFILE = Profile(
+SCORER = Scorer(
     name="cmmlu",
     summary="first character, phrases, only capital A-D; unreadable = a random letter, counted as 1/4",
     read=read,

@@ -10,7 +10,7 @@ from A up to the first letter that is missing, and a file with an option that is
 import re
 
 from cmexam_tune.core.schema import Question, letters
-from cmexam_tune.evaluation.scorers import Profile, Reading
+from cmexam_tune.evaluation.scorers import Reading, Scorer
 from cmexam_tune.evaluation.scorers._reading import by_position
 
 SCRIPT = "evalscope/utils/multi_choices.py:parse_answers_zh"
@@ -54,7 +54,7 @@ def read(text: str, question: Question) -> Reading:
     return read_mode(text, question, several=question.kind != "single")
 
 
-PROFILE = Profile(
+SCORER = Scorer(
     name="evalscope",
     summary="last labelled 答案：, else last capital; sets of letters; unreadable = wrong",
     read=read,

@@ -9,7 +9,7 @@ letter counts: the script looks at the right answer, and F can never be read.
 import re
 
 from cmexam_tune.core.schema import Question
-from cmexam_tune.evaluation.scorers import Profile, Reading
+from cmexam_tune.evaluation.scorers import Reading, Scorer
 
 SCRIPT = "HuatuoGPT-II/evaluation/scorer.py"
 DEFAULT = "B"
@@ -45,7 +45,7 @@ def read(text: str, question: Question) -> Reading:
     return Reading(answer[:1] if question.answer is not None and len(question.answer) == 1 else answer, None)
 
 
-PROFILE = Profile(
+SCORER = Scorer(
     name="huatuo2",
     summary="first 答案是/为, option texts, first sorted run, else B; cut to one letter where the gold has one",
     read=read,

@@ -8,7 +8,7 @@ not counted here.
 from collections.abc import Sequence
 
 from cmexam_tune.core.schema import Question
-from cmexam_tune.evaluation.scorers import Profile, Reading
+from cmexam_tune.evaluation.scorers import Reading, Scorer
 from cmexam_tune.evaluation.scorers._reading import most_frequent, printed_type
 from cmexam_tune.evaluation.scorers.huatuo2 import SCRIPT, stated
 
@@ -22,7 +22,7 @@ def vote(texts: Sequence[str], question: Question) -> Reading:
     return Reading(most_frequent(stated(text)[:letters] for text in texts) or DEFAULT, None)
 
 
-PROFILE = Profile(
+SCORER = Scorer(
     name="huatuo2-vote",
     summary="first 答案是/为 of each output, majority, ties to the first, else A; the pharmacists' four types only",
     read=lambda text, question: vote([text], question),

@@ -10,7 +10,7 @@ import re
 from difflib import SequenceMatcher
 
 from cmexam_tune.core.schema import Question
-from cmexam_tune.evaluation.scorers import Profile, Reading
+from cmexam_tune.evaluation.scorers import Reading, Scorer
 from cmexam_tune.evaluation.scorers._reading import after_last, by_position
 
 SCRIPT = "HuatuoGPT-o1/evaluation/scorer.py:match_choice"
@@ -43,7 +43,7 @@ def readings(text: str, question: Question) -> tuple[str, str, int]:
     return nearest, nearest, 3
 
 
-PROFILE = Profile(
+SCORER = Scorer(
     name="huatuo-o1",
     summary="better of last and first letter, option texts, nearest option; empty outputs leave the denominator",
     read=lambda text, question: Reading(readings(text, question)[0], None),

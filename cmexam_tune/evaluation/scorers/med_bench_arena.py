@@ -8,7 +8,7 @@ that an explanation of every option gives all letters; else a reader for one let
 import re
 
 from cmexam_tune.core.schema import Question, letters
-from cmexam_tune.evaluation.scorers import Profile, Reading
+from cmexam_tune.evaluation.scorers import Reading, Scorer
 from cmexam_tune.evaluation.scorers._reading import outside
 
 SCRIPT = "Med-Bench-Arena/medeval/datasets/hf_mcq.py"
@@ -49,7 +49,7 @@ def _folded(text: str) -> str:
     return " ".join(text.split()).lower()
 
 
-PROFILE = Profile(
+SCORER = Scorer(
     name="med-bench-arena",
     summary="capitals behind the last 答案:, else all lone capitals; sets of letters; unreadable = wrong",
     read=read,

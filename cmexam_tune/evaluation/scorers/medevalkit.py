@@ -11,7 +11,7 @@ import re
 from difflib import SequenceMatcher
 
 from cmexam_tune.core.schema import Question
-from cmexam_tune.evaluation.scorers import Profile, Reading
+from cmexam_tune.evaluation.scorers import Reading, Scorer
 from cmexam_tune.evaluation.scorers._reading import after_last, between, by_position
 
 SCRIPT = "MedEvalKit/utils/utils.py:judge_multi_choice"
@@ -71,7 +71,7 @@ def read(text: str, question: Question) -> Reading:
     return Reading(chr(ord("A") + near.index(max(near))), None)
 
 
-PROFILE = Profile(
+SCORER = Scorer(
     name="medevalkit",
     summary="markers and cuts, else the most similar option; several letters only verbatim; CMB's 单项选择题 only",
     read=read,

@@ -5,7 +5,7 @@ that such outputs are wrong. The published config asks the 280 validation questi
 """
 
 from cmexam_tune.core.schema import Question
-from cmexam_tune.evaluation.scorers import Profile, Reading
+from cmexam_tune.evaluation.scorers import Reading, Scorer
 
 SCRIPT = "opencompass/utils/text_postprocessors.py:multiple_select_postprocess"
 
@@ -15,7 +15,7 @@ def read(text: str, question: Question) -> Reading:
     return Reading("".join(sorted({char for char in text if char.isupper()})) or None, None)
 
 
-PROFILE = Profile(
+SCORER = Scorer(
     name="opencompass-cmb",
     summary="every upper-case character of any script; unreadable = wrong; published on CMB-val",
     read=read,

@@ -9,7 +9,7 @@ here its first line counts. (The zero-shot route compares logits of A to D and r
 import re
 
 from cmexam_tune.core.schema import Question
-from cmexam_tune.evaluation.scorers import Profile, Reading
+from cmexam_tune.evaluation.scorers import Reading, Scorer
 from cmexam_tune.evaluation.scorers._reading import between
 
 CHOICES = "ABCDE"
@@ -32,7 +32,7 @@ def read(text: str, question: Question) -> Reading:
     return Reading(named[0] if len(named) == 1 else None, None)
 
 
-PROFILE = Profile(
+SCORER = Scorer(
     name="qilin",
     summary="last 所以答案是X。, else first run of capitals, else the only option text; unreadable = wrong",
     read=read,

@@ -2,4 +2,4 @@
 
 from cmexam_tune.evaluation.scorers.standard import with_units
 
-PROFILE = with_units("standard-jieba", "jieba", "BLEU and ROUGE on jieba words")
+SCORER = with_units("standard-jieba", "jieba", "BLEU and ROUGE on jieba words")

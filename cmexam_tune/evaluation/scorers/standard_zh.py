@@ -2,4 +2,4 @@
 
 from cmexam_tune.evaluation.scorers.standard import with_units
 
-PROFILE = with_units("standard-zh", "zh", "BLEU and ROUGE on sacreBLEU's zh tokens")
+SCORER = with_units("standard-zh", "zh", "BLEU and ROUGE on sacreBLEU's zh tokens")

@@ -8,7 +8,7 @@ that the question offers. Only the first counts unless the paper prints 多项. 
 import re
 
 from cmexam_tune.core.schema import Question, letters
-from cmexam_tune.evaluation.scorers import Profile, Reading
+from cmexam_tune.evaluation.scorers import Reading, Scorer
 from cmexam_tune.evaluation.scorers._reading import printed_type
 
 SCRIPT = "chinese-medical-exam-llm/scripts/eval_cmb.py:extract_choice"
@@ -30,7 +30,7 @@ def read(text: str, question: Question) -> Reading:
     return Reading(letters("".join(found)), None)
 
 
-PROFILE = Profile(
+SCORER = Scorer(
     name="zsy",
     summary="upper-cased: letters behind 答案/选项/选择, else letters alone, else all; unreadable = wrong",
     read=read,

@@ -1,13 +1,13 @@
 """`zsy-answer-line`: scripts/answer_utils.py of github.com/ZSYZSY-111/chinese-medical-exam-llm, its strict reader.
 
 The output is nothing but distinct letters that the question offers, or exactly one of its lines is 答案 or 最终答案, a
-colon and such letters. In its mode `cot` only the line counts; this profile is the mode `direct`, which takes both.
+colon and such letters. In its mode `cot` only the line counts; this scorer is the mode `direct`, which takes both.
 """
 
 import re
 
 from cmexam_tune.core.schema import Question
-from cmexam_tune.evaluation.scorers import Profile, Reading
+from cmexam_tune.evaluation.scorers import Reading, Scorer
 
 SCRIPT = "chinese-medical-exam-llm/scripts/answer_utils.py:parse_completion"
 _LETTERS = r"[A-Za-z](?:[\s,，、/]*[A-Za-z])*"
@@ -32,7 +32,7 @@ def read(text: str, question: Question) -> Reading:
     return Reading(letters_alone(text, question) or answer_line(text, question), None)
 
 
-PROFILE = Profile(
+SCORER = Scorer(
     name="zsy-answer-line",
     summary="letters alone, or the one line 答案：X; everything else is unreadable = wrong",
     read=read,

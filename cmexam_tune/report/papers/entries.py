@@ -9,7 +9,7 @@ import yaml
 
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.core.variants import suggest
-from cmexam_tune.report.papers import published_tables as published
+from cmexam_tune.report.papers import published_tables
 from cmexam_tune.report.papers.published_tables import PublishedLine
 
 ZERO_SHOT = "zeroshot_"
@@ -70,15 +70,15 @@ class Entry:
     @property
     def published(self) -> Mapping[str, float]:
         """The published numbers as percentages; empty where there are none."""
-        found = self.printed()
-        return found.values if found else {}
+        line = self.printed()
+        return line.values if line else {}
 
     def printed(self, setting: str = "answer") -> PublishedLine | None:
         """Return what the paper prints of this entry in a setting of CMB; None where it prints nothing."""
         if self.paper is None:
             return None
         style, _, shots = setting.partition("-")
-        return published.line(*self.paper, "cot" if style == "cot" else "answer_only", 3 if shots else 0)
+        return published_tables.line(*self.paper, "cot" if style == "cot" else "answer_only", 3 if shots else 0)
 
     @property
     def settings(self) -> tuple[str, ...]:
@@ -91,14 +91,14 @@ class Entry:
 @functools.cache
 def known() -> Mapping[str, Entry]:
     """Return every entry by the name of its recipe."""
-    found = {}
+    entries = {}
     listed = yaml.safe_load(Path(__file__).with_name("entries.yaml").read_text(encoding="utf-8"))
     for recipe, values in listed.items():
         rest = {key: value for key, value in values.items() if key not in ("row", "explain")}
         paper = tuple(values["row"]) if "row" in values else None
         explain = tuple(values["explain"]) if "explain" in values else None
-        found[recipe] = Entry(recipe, paper, explain, **rest)
-    return found
+        entries[recipe] = Entry(recipe, paper, explain, **rest)
+    return entries
 
 
 def find(name: str) -> Entry:

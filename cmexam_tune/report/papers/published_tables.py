@@ -13,7 +13,7 @@ import yaml
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.core.schema import Question
 from cmexam_tune.core.variants import suggest
-from cmexam_tune.report.published import FacetNumbers, Published
+from cmexam_tune.report.building import FacetNumbers, Published
 
 SETTINGS = {"answer_only": "answer-only", "cot": "CoT"}
 _OF_MODELS = {"cmexam": ("table3",), "cmb": ("table3", "table4")}
@@ -88,9 +88,9 @@ def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
 def line(exam: str, name: str, setting: str = "answer_only", shots: int = 0) -> PublishedLine | None:
     """Return what is printed for a model, by default answer-only and without examples; None where nothing is."""
     for number in _OF_MODELS[exam]:
-        for one in table(exam, number).lines:
-            if one.name == name and one.setting in (setting, None) and one.shots == shots:
-                return one
+        for printed in table(exam, number).lines:
+            if printed.name == name and printed.setting in (setting, None) and printed.shots == shots:
+                return printed
     return None
 
 
@@ -119,12 +119,12 @@ def beside(name: str, questions: Sequence[Question]) -> Published:
 def _cmexam(caveat: str, _words: Sequence[str]) -> Published:
     facets = []
     for number in range(4, 9):
-        one = table("cmexam", f"table{number}")
+        by_group = table("cmexam", f"table{number}")
         cells = {
-            line.name: {heading: line.values[key] for key, heading in one.columns.items() if key != "average"}
-            for line in one.lines
+            line.name: {heading: line.values[key] for key, heading in by_group.columns.items() if key != "average"}
+            for line in by_group.lines
         }
-        facets.append(FacetNumbers(str(one.facet), one.title, cells))
+        facets.append(FacetNumbers(str(by_group.facet), by_group.title, cells))
     overall = table("cmexam", "table3")
     return Published(
         source=overall.title,

@@ -70,7 +70,7 @@ def simulated(name: str, questions: Sequence[Question], seeds: int = SEEDS) -> l
     gold = [question.answer for question in answered]
     runs = []
     for seed in range(seeds):
-        right = sum(one.answer == answer for one, answer in zip(guess(name, answered, seed), gold, strict=True))
+        right = sum(guessed.answer == answer for guessed, answer in zip(guess(name, answered, seed), gold, strict=True))
         runs.append(100 * right / len(answered))
     return runs
 

@@ -1,4 +1,4 @@
-"""Finished runs of `reproduce` as tables: beside the published numbers, and in the layout of CMExam's Table 3."""
+"""Finished runs of `reproduce` as tables: beside the published numbers, and in the layouts of the papers' tables."""
 
 import html
 import math
@@ -11,16 +11,14 @@ from cmexam_tune.core.errors import UserError
 from cmexam_tune.core.files import atomic_write
 from cmexam_tune.evaluation import breakdowns
 from cmexam_tune.evaluation.significance import mean_std
-from cmexam_tune.report.headings import short
-from cmexam_tune.report.papers import entries
-from cmexam_tune.report.papers import published_tables as published
-from cmexam_tune.report.table import Table
+from cmexam_tune.report.papers import entries, published_tables
+from cmexam_tune.report.sections import label
+from cmexam_tune.report.table import Table, cell, short
 
 REPORT = Path("report") / "report.json"
 EXPLAIN = "explain"
-# Two-sided 95% points of Student's t by degrees of freedom, for the mean of a few seeds.
-T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-
+BY_GROUPS = range(4, 9)
+"""CMExam's tables of accuracy by groups of questions: disease group, department, discipline, competency, difficulty."""
 STYLE = (
     "body{font:15px/1.5 system-ui,sans-serif;margin:2em auto;max-width:70em;padding:0 1em}"
     "table{border-collapse:collapse}th,td{padding:.3em .8em;border-bottom:1px solid #ccc;text-align:right}"
@@ -76,8 +74,8 @@ class Measured:
     @property
     def published(self) -> Mapping[str, float]:
         """What the paper prints in this setting, in percent."""
-        found = self.entry.printed(self.setting)
-        return found.values if found else {}
+        line = self.entry.printed(self.setting)
+        return line.values if line else {}
 
 
 def collect(out: Path) -> list[Measured]:
@@ -86,18 +84,18 @@ def collect(out: Path) -> list[Measured]:
     Raises:
         UserError: nothing has finished there.
     """
-    found: dict[str, dict[str, list[Path]]] = {}
-    for report in sorted(out.glob(f"*/seed*/{REPORT}")):
-        unit = report.parents[1]
-        found.setdefault(unit.parent.name, {}).setdefault(unit.name.partition("-")[2] or "answer", []).append(report)
-    if not found:
+    reports: dict[str, dict[str, list[Path]]] = {}
+    for path in sorted(out.glob(f"*/seed*/{REPORT}")):
+        unit = path.parents[1]
+        reports.setdefault(unit.parent.name, {}).setdefault(unit.name.partition("-")[2] or "answer", []).append(path)
+    if not reports:
         raise UserError(f"{out}: holds no finished run (looked for ROW/seedN/{REPORT}).")
     known = entries.known()
     return [
-        _measured(known.get(name, entries.Entry(name)), found[name], setting, out)
-        for name in entries.order(list(found))
-        for setting in (*entries.SETTINGS,)
-        if setting in found[name] or (setting == "answer" and EXPLAIN in found[name])
+        _measured(known.get(name, entries.Entry(name)), reports[name], setting, out)
+        for name in entries.order(list(reports))
+        for setting in entries.SETTINGS
+        if setting in reports[name] or (setting == "answer" and EXPLAIN in reports[name])
     ]
 
 
@@ -126,14 +124,14 @@ def _measured(entry: entries.Entry, reports: Mapping[str, Sequence[Path]], setti
 def _categories(paths: Sequence[Path]) -> dict[str, float]:
     """Return the accuracy of each category of CMB, in percent, as a mean over seeds."""
     facet = breakdowns.define("exam_type")
-    columns = published.table("cmb", "table3").columns
-    found: dict[str, list[float]] = {}
+    columns = published_tables.table("cmb", "table3").columns
+    accuracies: dict[str, list[float]] = {}
     for path in paths:
         for group, scores in read_report(path).by_facet.get("exam_type", {}).items():
             key = facet.recognise(group).name.lower()
             if key in columns and (value := _percent("accuracy", scores)) is not None:
-                found.setdefault(key, []).append(value)
-    return {name: mean_std(values)[0] for name, values in found.items()}
+                accuracies.setdefault(key, []).append(value)
+    return {name: mean_std(values)[0] for name, values in accuracies.items()}
 
 
 def read_report(path: Path) -> Scores:
@@ -158,13 +156,15 @@ def _score(metric: str, values: Sequence[float], n: int) -> Score:
     if metric.startswith("accuracy") and n:
         half = 1.96 * math.sqrt(mean * (100 - mean) / n + (deviation or 0.0) ** 2 / k)
     elif deviation is not None:
-        half = T95[min(k - 2, len(T95) - 1)] * deviation / math.sqrt(k)
+        from scipy import stats
+
+        half = float(stats.t.ppf(0.975, k - 1)) * deviation / math.sqrt(k)
     return Score(mean, deviation, None if half is None else (mean - half, mean + half))
 
 
-def comparison(found: Sequence[Measured]) -> Table:
+def comparison(measured: Sequence[Measured]) -> Table:
     """Return one line for each entry and metric: measured, published, difference and its interval."""
-    lines = [_compared(one, metric) for one in found for metric in one.scores]
+    lines = [_compared(row, metric) for row in measured for metric in row.scores]
     note = (
         "Percent; ± is the standard deviation over seeds. The interval is that of the difference, or of the score "
         "where nothing is published; for accuracy it holds the sampling of questions and seeds, else of seeds."
@@ -172,47 +172,98 @@ def comparison(found: Sequence[Measured]) -> Table:
     return Table(("row", "metric", "measured", "published", "difference", "95% interval"), tuple(lines), note=note)
 
 
-def _compared(one: Measured, metric: str) -> tuple[str, ...]:
-    score, theirs = one.scores[metric], one.published.get(metric)
+def _compared(row: Measured, metric: str) -> tuple[str, ...]:
+    score, theirs = row.scores[metric], row.published.get(metric)
     ends = score.interval
     if theirs is None:
         interval = "-" if ends is None else f"{ends[0]:.2f} to {ends[1]:.2f}"
-        return (one.name, short(metric), str(score), "-", "-", interval)
+        return (row.name, short(metric), str(score), "-", "-", interval)
     interval = "-" if ends is None else f"{ends[0] - theirs:+.2f} to {ends[1] - theirs:+.2f}"
-    return (one.name, short(metric), str(score), _printed(one, metric), f"{score.mean - theirs:+.2f}", interval)
+    return (row.name, short(metric), str(score), _printed(row, metric), f"{score.mean - theirs:+.2f}", interval)
 
 
-def _printed(one: Measured, metric: str) -> str:
+def _printed(row: Measured, metric: str) -> str:
     """Return the published number with its ±."""
-    value, spread = (one.published.get(key) for key in (metric, f"{metric}_std"))
+    value, spread = (row.published.get(key) for key in (metric, f"{metric}_std"))
     return "-" if value is None else f"{value:g}" + (f"±{spread:g}" if spread is not None else "")
 
 
-def table3(found: Sequence[Measured]) -> Table:
+def table3(measured: Sequence[Measured]) -> Table:
     """Return the runs in the layout of CMExam's Table 3, published numbers below each entry."""
-    columns = published.table("cmexam", "table3").columns
+    columns = published_tables.table("cmexam", "table3").columns
     lines = []
-    for one in found:
-        lines.append((one.name, *(str(one.scores[key]) if key in one.scores else "-" for key in columns)))
-        if one.published:
-            lines.append(("  published", *(_printed(one, key) for key in columns)))
-    seeds = sorted({one.seeds for one in found})
+    for row in measured:
+        lines.append((row.name, *(str(row.scores[key]) if key in row.scores else "-" for key in columns)))
+        if row.published:
+            lines.append(("  published", *(_printed(row, key) for key in columns)))
+    seeds = sorted({row.seeds for row in measured})
     note = f"Answer prediction and explanation, percent, {' or '.join(map(str, seeds))} seed(s) a row."
     return Table(("model", *map(short, columns)), tuple(lines), note=note)
 
 
-def cmb(found: Sequence[Measured]) -> Table:
+def by_groups(number: int, measured: Sequence[Measured], out: Path) -> Table:
+    """Return CMExam's table of that number with a column for each of our runs, mean over seeds.
+
+    Args:
+        number: One of `BY_GROUPS`.
+        measured: What `collect` returned for the folder `out`; runs on other exams are left out.
+        out: The folder.
+    """
+    printed = published_tables.table("cmexam", f"table{number}")
+    facet = breakdowns.define(str(printed.facet))
+    rows = [row for row in measured if row.entry.exam == "cmexam" and row.setting == "answer"]
+    ours = {row.name: _accuracies(row, facet, out) for row in rows}
+    theirs = {facet.recognise(line.name): line.values for line in printed.lines}
+    groups = [*theirs, *(name for name in facet.values if name not in theirs)]
+    lines = tuple(
+        (
+            label(group),
+            *(_mean_and_deviation(accuracies.get(group, [])) for accuracies in ours.values()),
+            *(cell("", theirs[group].get(key)) if group in theirs else "-" for key in printed.columns),
+        )
+        for group in groups
+        if group in theirs or any(group in accuracies for accuracies in ours.values())
+    )
+    head = ("", *ours, *(f"{heading} †" for heading in printed.columns.values()))
+    return Table(head, lines, printed.title, f"Accuracy in percent; † published. {printed.note}".rstrip(". ") + ".")
+
+
+def _accuracies(row: Measured, facet: breakdowns.Definition, out: Path) -> dict[breakdowns.Name, list[float]]:
+    """Return group -> accuracy of each seed, where the questions hold this facet."""
+    accuracies: dict[breakdowns.Name, list[float]] = {}
+    for page in row.reports:
+        if "-" in (out / page).parents[1].name:  # a run that explains
+            continue
+        for column, groups in read_report((out / page).with_name(REPORT.name)).by_facet.items():
+            if breakdowns.define(column).facet != facet.facet:
+                continue
+            for value, scores in groups.items():
+                if isinstance(accuracy := scores.get("accuracy"), float):
+                    accuracies.setdefault(facet.recognise(value), []).append(accuracy)
+    return accuracies
+
+
+def _mean_and_deviation(values: Sequence[float]) -> str:
+    if not values:
+        return "-"
+    mean, deviation = mean_std(values)
+    return f"{mean:.1f}" + (f"±{deviation:.1f}" if deviation is not None else "")
+
+
+def cmb(measured: Sequence[Measured]) -> Table:
     """Return the runs in the layout of CMB's Tables 3 and 4: three-shot in parentheses, published lines below."""
-    columns = {key: heading for key, heading in published.table("cmb", "table3").columns.items() if key != "average"}
+    printed_columns = published_tables.table("cmb", "table3").columns
+    columns = {key: heading for key, heading in printed_columns.items() if key != "average"}
     by_line: dict[tuple[str, str], dict[bool, Measured]] = {}
-    for one in found:
-        if one.entry.exam == "cmb":
-            style, _, shots = one.setting.partition("-")
-            by_line.setdefault((one.entry.recipe, style), {})[bool(shots)] = one
+    for row in measured:
+        if row.entry.exam == "cmb":
+            style, _, shots = row.setting.partition("-")
+            by_line.setdefault((row.entry.recipe, style), {})[bool(shots)] = row
     lines, caveats = [], []
     for (_, style), pair in by_line.items():
         entry = next(iter(pair.values())).entry
-        ours = [{**one.categories, "accuracy_macro": _mean(one)} if one else {} for one in map(pair.get, (False, True))]
+        zero_and_few = [pair.get(False), pair.get(True)]
+        ours = [{**row.categories, "accuracy_macro": _macro(row)} if row else {} for row in zero_and_few]
         shown = (*columns, "accuracy_macro")
         words = "answer-only" if style == "answer" else "CoT"
         lines.append(
@@ -228,8 +279,8 @@ def cmb(found: Sequence[Measured]) -> Table:
     return Table(("model", "setting", *columns.values(), "Average"), tuple(lines), "CMB-Exam", note)
 
 
-def _mean(one: Measured) -> float | None:
-    return one.scores["accuracy_macro"].mean if "accuracy_macro" in one.scores else None
+def _macro(row: Measured) -> float | None:
+    return row.scores["accuracy_macro"].mean if "accuracy_macro" in row.scores else None
 
 
 def _both(zero: float | None, three: float | None) -> str:

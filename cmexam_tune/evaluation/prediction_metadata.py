@@ -1,0 +1,100 @@
+"""What `predict` recorded beside its predictions, in `predictions.jsonl.meta.json`: how a run was made and asked."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cmexam_tune.core import documents
+from cmexam_tune.core.errors import DataError
+from cmexam_tune.prompts import STYLES
+
+_PLACES = {"questions", "run", "versions", "result"}
+_SEEDS = {"seed", "data_seed", "shots_seed"}
+_NOT_THE_EXPERIMENT = {"out", "data", "output_dir", "logging_dir", "run_name"}
+
+
+def section(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Return the mapping under a key of a JSON object, empty where there is none: the file may be anybody's."""
+    value = values.get(key)
+    return value if isinstance(value, Mapping) else {}
+
+
+@dataclass(frozen=True)
+class PredictionMetadata:
+    """The metadata of one predictions file. What is None or empty is unknown, as where another tool predicted."""
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """The JSON object as it was written."""
+
+    @property
+    def prompt(self) -> Mapping[str, Any]:
+        """The section `prompt` of the run's config."""
+        return section(section(self.values, "config"), "prompt")
+
+    @property
+    def style(self) -> str | None:
+        """The prompt style that the run was asked in, `own words` for words of its own."""
+        if self.prompt.get("ask"):
+            return "own words"
+        name = self.prompt.get("style")
+        return STYLES[name].name if isinstance(name, str) and name in STYLES else None
+
+    @property
+    def asks_for_explanations(self) -> bool | None:
+        """Whether the prompt wants an explanation written."""
+        target, name = self.prompt.get("write"), self.prompt.get("style")
+        if not isinstance(target, str):
+            target = STYLES[name].write if isinstance(name, str) and name in STYLES else None
+        return None if target is None else "{explanation}" in target
+
+    @property
+    def option_order(self) -> str | None:
+        """The order in which the options were shown; None is the exam's.
+
+        Raises:
+            DataError: there is no such order.
+        """
+        if (order := self.prompt.get("option_order")) is None:
+            return None
+        from cmexam_tune.config.schema import check_order  # pydantic, for this rare setting only
+
+        try:
+            check_order(str(order))
+        except ValueError as error:
+            raise DataError(f"the note beside the predictions: {error}.") from None
+        return str(order)
+
+    @property
+    def experiment(self) -> Any:
+        """What two seeds of one experiment have in common."""
+        trained = self.values.get("run") is not None
+        keys = {key for key in self.values if key not in _PLACES and not key.endswith("sha256")}
+        # Weights that were trained differ from seed to seed; others belong to the experiment.
+        model = {} if trained else {"model": self.values.get("model_sha256")}
+        return _without_seeds({key: self.values[key] for key in keys}) | model
+
+
+def read(predictions: str | Path) -> PredictionMetadata | None:
+    """Return the metadata beside a predictions file, None where there is none.
+
+    Raises:
+        DataError: they are broken.
+    """
+    path = Path(f"{predictions}.meta.json")
+    if not path.is_file():
+        return None
+    values = documents.read_json(path, "note of predict")
+    return PredictionMetadata(values if isinstance(values, Mapping) else {})
+
+
+def are_seeds_of_one_experiment(runs: Sequence[PredictionMetadata]) -> bool:
+    """Return whether several runs differ in their seeds, weights and places only; false where metadata are missing."""
+    known = [run.experiment for run in runs if "config" in run.values]
+    return len(known) == len(runs) > 1 and all(experiment == known[0] for experiment in known)
+
+
+def _without_seeds(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    return {key: _without_seeds(item) for key, item in value.items() if key not in _SEEDS | _NOT_THE_EXPERIMENT}

@@ -9,7 +9,8 @@ HERE = Path(__file__).parent
 VERSION = re.search(r'__version__ = "(.+)"', (HERE / "cmexam_tune" / "__init__.py").read_text(encoding="utf-8"))
 assert VERSION is not None
 SERVE = ["fastapi>=0.115", "uvicorn>=0.30"]
-ENDPOINT = ["openai>=1.50"]
+# Before 1.55 the async client repeats a broken connection never, or for ever.
+ENDPOINT = ["openai>=1.55.3"]
 NOTEBOOKS = ["ipykernel>=6.29", "ipywidgets>=8.1", "matplotlib>=3.9", "nbclient>=0.10", "pandas>=2.2"]
 
 setup(

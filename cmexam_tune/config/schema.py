@@ -311,10 +311,13 @@ class Config:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plain mapping that `parse_config` reads back to an equal Config."""
-        plain: dict[str, Any] = adapter(Config).dump_python(self, mode="json")
-        for section, inner in (("training", "arguments"), ("generation", "arguments"), ("tuning", "settings")):
-            plain[section] |= plain[section].pop(inner) or {}
-        return plain
+        plain: dict[str, Any] = adapter(Config).dump_python(self, mode="json", exclude={"tuning"})
+        for section in ("training", "generation"):
+            plain[section] |= plain[section].pop("arguments")
+        settings = self.tuning.settings
+        own = {} if settings is None else adapter(type(settings)).dump_python(settings, mode="json")
+        plain["tuning"] = {"method": self.tuning.method, **own}
+        return {name: plain[name] for name in (*SECTIONS, "out")}
 
 
 SECTIONS: Mapping[str, type[Any]] = {

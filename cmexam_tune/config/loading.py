@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import difflib
 import reprlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -189,24 +189,26 @@ def parse_config(
     if not isinstance(out, str) or not out:
         problems.add("out", "required key is missing: the run folder, for example out=runs/my_run")
     if problems:
-        changed = {
-            f"{section}.{name}" if name else section
-            for change in overrides
-            for section, value in change.items()
-            for name in (value if isinstance(value, Mapping) else ("",))
-        }
-        blamed = [problem for problem in problems if _is_of_override(problem.partition(": ")[0], changed)]
-        others = [problem for problem in problems if problem not in blamed]
-        parts = {f"{source} cannot be used:": others, f"the overrides cannot be used with {source}:": blamed}
-        lines = [line for head, part in parts.items() if part for line in (head, *(f"  - {text}" for text in part))]
-        raise ConfigError("\n".join(lines))
+        raise _refusal(problems, source, overrides)
     return Config(**sections, out=str(out))
 
 
-def _is_of_override(key: str, changed: Collection[str]) -> bool:
-    """Whether the problem at `key` comes from one of the changed keys; another method has other keys altogether."""
-    keys = {*changed, "tuning"} if "tuning.method" in changed else changed
-    return any(key == name or key.startswith((f"{name}.", f"{name}[")) or name.startswith(f"{key}.") for name in keys)
+def _refusal(problems: Sequence[str], source: str, overrides: Sequence[Mapping[str, Any]]) -> ConfigError:
+    """Return the error that lays each problem to the overrides, where one of them touches its key, or to the file."""
+    changed = {
+        f"{section}.{name}" if name else section
+        for override in overrides
+        for section, value in override.items()
+        for name in (value if isinstance(value, Mapping) else ("",))
+    }
+    if "tuning.method" in changed:  # another method has other keys altogether
+        changed.add("tuning")
+    of_file, of_overrides = [f"{source} cannot be used:"], [f"the overrides cannot be used with {source}:"]
+    for problem in problems:
+        key = problem.partition(": ")[0]
+        touched = any(f"{key}.".startswith((f"{name}.", f"{name}[")) or name.startswith(f"{key}.") for name in changed)
+        (of_overrides if touched else of_file).append(f"  - {problem}")
+    return ConfigError("\n".join(line for lines in (of_file, of_overrides) if len(lines) > 1 for line in lines))
 
 
 def _place(name: str) -> str:

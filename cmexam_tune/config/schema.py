@@ -45,7 +45,7 @@ class DataConfig:
 
     train: Strings = ()
     """Questions to train on."""
-    mixture: tuple[float, ...] = ()
+    mixture: tuple[Annotated[float, Field(gt=0, le=100)], ...] = ()
     """For each training file how often an epoch shows its questions, `[1, 0.5]`; default: each question once."""
     shuffle_options: bool = False
     """Train on options in another order, by `training.seed`; questions that this could break stay as they are."""
@@ -61,6 +61,12 @@ class DataConfig:
     """Where encoded questions are cached; default: `cache/` in the run folder. Set to share between runs."""
     num_workers: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Processes that encode questions; default: one for each core."""
+
+    def __post_init__(self) -> None:
+        """Refuse weights that do not fit the files."""
+        if self.mixture and len(self.mixture) != len(self.train):
+            weights, files = len(self.mixture), len(self.train)
+            raise ValueError(f"mixture: {weights} weights for {files} files of data.train. Give one for each file.")
 
 
 PROMPT_FIELDS = ("question", "options", "option_str", "exam", "question_type")
@@ -314,9 +320,9 @@ class Config:
         plain: dict[str, Any] = adapter(Config).dump_python(self, mode="json", exclude={"tuning"})
         for section in ("training", "generation"):
             plain[section] |= plain[section].pop("arguments")
-        settings = self.tuning.settings
-        own = {} if settings is None else adapter(type(settings)).dump_python(settings, mode="json")
-        plain["tuning"] = {"method": self.tuning.method, **own}
+        cls: type = type(self.tuning.settings)
+        settings = adapter(cls).dump_python(self.tuning.settings, mode="json") or {}
+        plain["tuning"] = {"method": self.tuning.method, **settings}
         return {name: plain[name] for name in (*SECTIONS, "out")}
 
 

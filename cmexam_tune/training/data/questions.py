@@ -10,9 +10,6 @@ from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.core.schema import Question
 from cmexam_tune.training.data.shuffled_options import shuffled
 
-MOST_TIMES = 100
-"""Greatest weight of a file in a mixture."""
-
 
 @dataclass(frozen=True)
 class QuestionFiles:
@@ -38,23 +35,12 @@ class QuestionFiles:
         """Check what can be checked without reading.
 
         Raises:
-            UserError: a file that is missing or empty, no training file at all, a limit below 1, or weights that do not
-                fit the files.
+            UserError: a file that is missing or empty, or no training file at all.
         """
         if not paths and key == "train":
             raise ConfigError("data.train: name at least one questions file, as `cmexam-tune preprocess` writes them.")
-        if limit is not None and limit < 1:
-            raise ConfigError(
-                f"data.max_{'train' if key == 'train' else 'eval'}_samples={limit}: at least 1 is needed."
-            )
         for path in paths:
             jsonl.check(path, f"data.{key} file")
-        if mixture and len(mixture) != len(paths):
-            raise ConfigError(
-                f"data.mixture: {len(mixture)} weights for {len(paths)} files of data.{key}. Give one for each file."
-            )
-        if wrong := [weight for weight in mixture if not 0 < weight <= MOST_TIMES]:
-            raise ConfigError(f"data.mixture: {wrong[0]:g} is not possible, only above 0 and at most {MOST_TIMES}.")
         return cls(tuple(map(str, paths)), limit, key, tuple(mixture), shuffle_seed)
 
     def __iter__(self) -> Iterator[Question]:

@@ -1,7 +1,8 @@
 """What model families share.
 
 In: checkpoints and questions. Out: loaded models, token rows and batches, prefixes, and answers. Start reading in
-`checkpoint.py`, opening a model; `features.py` and `causal.py` make token rows and batches of questions.
+`checkpoint.py`, opening a model (`layouts.py`: one under its authors' names); `features.py` and `causal.py` make token
+rows and batches of questions.
 
 Whoever asks a decoder makes `prompts.Asked` (the question, how its words are written, earlier turns, a system text)
 and calls `family.decoder(loaded, config).answer(asked)`, which yields a `Prediction` for each: `decode.py`. Its `write`

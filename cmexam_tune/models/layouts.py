@@ -29,8 +29,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import register_checkpoint_conversion_mapping
 from transformers.core_model_loading import Concatenate, ConversionOps, WeightConverter, WeightRenaming
 
-SHARED = (".lora_A.", ".lora_embedding_A")
-"""Tensors of an adapter that do not depend on the rows of the matrix: all parts of a fused one have the same."""
+SHARED = ".lora_A."
+"""The factor `[r, in]` of an adapter, which has no rows of the matrix: all parts of a fused one have the same."""
 
 
 class SplitHeads(ConversionOps):
@@ -106,7 +106,7 @@ class Layout:
                     continue
                 tensor = tensors.pop(name)
                 parts = dict.fromkeys(targets, tensor)
-                if isinstance(transform, WeightConverter) and not any(key in name for key in SHARED):
+                if isinstance(transform, WeightConverter) and SHARED not in name:
                     parts = _converted(transform, {source: tensor}, config)
                 tensors.update({renamed.replace(targets[0], part): value for part, value in parts.items()})
         return tensors
@@ -122,7 +122,7 @@ class Layout:
                 if part is not None:
                     fused[renamed][part] = tensors.pop(name)
             for name, parts in fused.items():
-                if isinstance(back, WeightConverter) and not any(key in name for key in SHARED):
+                if isinstance(back, WeightConverter) and SHARED not in name:
                     parts = _converted(back, parts, config)
                 tensors[name] = next(iter(parts.values()))
         return tensors
@@ -137,15 +137,15 @@ class Layout:
         linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
         if targets == "all-linear":
             head = model.get_output_embeddings()
-            here = [name for name in linear if model.get_submodule(name) is not head]
+            resolved = [name for name in linear if model.get_submodule(name) is not head]
         elif isinstance(targets, str):
-            here = [name for name in linear if re.fullmatch(targets, self.original(name))]
+            resolved = [name for name in linear if re.fullmatch(targets, self.original(name))]
         else:
-            here = [part for name in targets or () for part in self.names(name)]
+            resolved = [part for name in targets or () for part in self.names(name)]
         for joined in [transform for transform in self.transforms if len(transform.source_patterns) > 1]:
-            if any(name.endswith(joined.target_patterns[0]) for name in here):
+            if any(name.endswith(joined.target_patterns[0]) for name in resolved):
                 raise ValueError(f"{' and '.join(joined.source_patterns)} are one matrix here, which has one LoRA")
-        config.target_modules = here
+        config.target_modules = resolved
         if config.modules_to_save:
             config.modules_to_save = [part for name in config.modules_to_save for part in self.names(name)]
         for key in ("rank_pattern", "alpha_pattern"):

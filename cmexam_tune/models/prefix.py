@@ -25,7 +25,7 @@ from cmexam_tune.models.attention import REPEATED, needs_repeating, repeated_sdp
 
 IMPLEMENTATION = "prefix_sdpa"
 MODULE = "prefix_encoder"
-"""Name of the encoder inside the base model, so that ChatGLM's keys read `transformer.prefix_encoder.*`."""
+"""Name of the encoder inside the base model; it is the authors' in `transformer.prefix_encoder.*` of ChatGLM-6B."""
 
 
 class Shape(NamedTuple):

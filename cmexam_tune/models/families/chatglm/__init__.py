@@ -206,8 +206,9 @@ def encode(loaded: Loaded, questions: Sequence[Question], prompt: PromptConfig, 
 
 
 def collate(loaded: Loaded, groups: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, torch.Tensor]:
-    """Return one batch; see `causal.collate`."""
-    return causal.collate(loaded, groups)
+    """Return one batch: ChatGLM-6B's with the mask that its context needs, the others' as `llama.collate`."""
+    first = isinstance(loaded.model.config, ChatGLMConfig)
+    return causal.collate(loaded, groups) if first else llama.collate(loaded, groups)
 
 
 def decoder(loaded: Loaded, config: Config) -> Decoder:

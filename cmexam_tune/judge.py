@@ -17,6 +17,7 @@ from cmexam_tune.core.written import Written
 from cmexam_tune.inference import loading, provenance
 from cmexam_tune.inference.records import ResumableFile, meta_path
 from cmexam_tune.prompts import dialogue
+from cmexam_tune.report.html_page import html_page
 
 ALSO: tuple[Variant, ...] = ("reversed", "no_reference")
 SUFFIXES = (".md", ".tex", ".html", ".json")
@@ -230,11 +231,11 @@ def _provenance(predictions: Sequence[str | Path], cases: str | Path, words: str
 def _reports(found: Mapping[str, Any], axes: Sequence[str]) -> dict[str, str]:
     """Return suffix -> text of every file that is made of a summary."""
     tables = results.tables(found, axes)
-    page = "".join(table.html() for table in tables)
+    body = "".join(table.html() for table in tables)
     texts = (
         "\n".join(table.markdown() for table in tables),
         "\n".join(table.latex() for table in tables),
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>CMB-Clin</title>{page}</html>\n',
+        html_page("CMB-Clin", f"<main>{body}</main>"),
         json.dumps(found, ensure_ascii=False, indent=1) + "\n",
     )
     return dict(zip(SUFFIXES, texts, strict=True))

@@ -18,7 +18,7 @@ from cmexam_tune.core.schema import GROUP, Example, Question
 from cmexam_tune.core.together import write_together
 from cmexam_tune.exams import RowReport, _sources, cmb
 from cmexam_tune.prompts.formats import FORMATS, Format
-from cmexam_tune.quality.duplicates import Duplicates
+from cmexam_tune.quality.duplicates import Repeated
 from cmexam_tune.quality.splits import Cases, assign, parse_shares
 
 NO_PUBLISHED_ANSWER = "no published answer"
@@ -117,7 +117,7 @@ class _Job:
     claim: Callable[[str], Path]
     """Returns where to write the output file of that name."""
     split: Split | None
-    duplicates: Duplicates = field(default_factory=Duplicates)
+    repeated: Repeated = field(default_factory=Repeated)
 
 
 def _questions(job: _Job, source: _sources.Source, answers: Path | None) -> dict[str, Any]:
@@ -130,7 +130,7 @@ def _questions(job: _Job, source: _sources.Source, answers: Path | None) -> dict
         handles: dict[str, IO[str]] = {part: stack.enter_context(_open(target)) for part, target in targets.items()}
         for question in _progress(job.exam.read([source.path], answers, rows.append), source.path):
             handles["questions"].write(jsonl.dumps(question) + "\n")
-            job.duplicates.add(source.name, question)
+            job.repeated.add(source.name, question)
             cases.add(kept, question)
             kept += 1
             for name, style in job.styles.items():
@@ -149,7 +149,7 @@ def _questions(job: _Job, source: _sources.Source, answers: Path | None) -> dict
 
 
 def _write_reports(job: _Job, reports: Mapping[str, dict[str, Any]], left_out: Sequence[str]) -> None:
-    groups = job.duplicates.groups()
+    groups = job.repeated.groups()
     for name, report in reports.items():
         report["duplicates"] = [group for group in groups if name in group["files"]]
         report["left_out"] = left_out

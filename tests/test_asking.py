@@ -117,7 +117,7 @@ def test_a_class_shares_examples_that_depend_on_the_seed_only() -> None:
 def test_what_is_asked_is_never_an_example() -> None:
     pool = [cmb(i) for i in range(6)]
     moved = order.shown(pool[0], "rotate:1")
-    asked = [Question("other:1", f" {pool[0].stem} ", moved.options, None, facets=pool[0].facets), pool[1]]
+    asked = [Question("other:1", f" {pool[0].stem} 。", moved.options, None, facets=pool[0].facets), pool[1]]
     drawn = {example.question_id for example in Shots(pool, asked, "cmb_answer", 4).of(asked[0])}
     assert drawn == {"q:2", "q:3", "q:4", "q:5"}
     with pytest.raises(DataError, match="4 questions"):

@@ -163,12 +163,14 @@ def test_duplicates_inside_and_between_files(tmp_path):
     assert [report["kept"] for report in reports] == [3, 2]
 
 
-def test_fingerprint_is_of_stem_and_option_texts():
-    base = Question("a", "ＤＮＡ 是", {"A": "甲", "B": "乙"}, "A")
-    assert duplicates.fingerprint(base) == duplicates.fingerprint(Question("b", "dna是", {"A": "甲 ", "B": "乙"}, "B"))
-    assert duplicates.fingerprint(base) != duplicates.fingerprint(
-        Question("a", "ＤＮＡ 是", {"A": "乙", "B": "甲"}, "A")
-    )
+def test_the_same_question_has_the_same_texts_whatever_their_signs_and_the_order_of_the_options():
+    seen = duplicates.Repeated()
+    seen.add("f", Question("a", "ＤＮＡ 是", {"A": "甲", "B": "乙"}, "A"))
+    seen.add("f", Question("b", "dna是。", {"A": "乙 ", "B": "甲"}, "B"))
+    seen.add("f", Question("c", "DNA是", {"A": "甲", "B": "丙"}, "A"))
+    assert seen.groups() == [{"ids": ["a", "b"], "files": ["f"], "conflicting_answers": False}]
+    seen.add("f", Question("d", "DNA是", {"A": "甲", "B": "乙"}, "B"))
+    assert [(group["ids"], group["conflicting_answers"]) for group in seen.groups()] == [(["a", "b", "d"], True)]
 
 
 BAD = {

@@ -239,5 +239,6 @@ def test_scores_by_hand(tmp_path: Path) -> None:
 
 def test_a_table_and_its_reports_are_written(tmp_path: Path) -> None:
     reproduced_tables.write(Table(("a", "b"), (("c", "d"),)), tmp_path / "t", ["x/report.html"])
-    assert '<a href="x/report.html">' in (tmp_path / "t.html").read_text(encoding="utf-8")
+    page = (tmp_path / "t.html").read_text(encoding="utf-8")
+    assert '<a href="x/report.html">' in page and "default-src 'none'" in page
     assert (tmp_path / "t.md").is_file() and (tmp_path / "t.tex").is_file()

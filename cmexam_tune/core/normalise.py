@@ -1,4 +1,9 @@
-"""What counts as the same text: width, case, white space and punctuation do not, digits and signs do."""
+"""What is the same text, the same question and the same case, for all programs alike.
+
+Of a text width, case, white space and punctuation do not count, digits and signs do (`plain`). Two questions are the
+same where stem and options are the same texts, the options in any order (`question_text`); id, letters and answer do
+not count: of questions that are the same, answers are compared by the texts of their options (`right_texts`).
+"""
 
 import re
 import unicodedata
@@ -30,8 +35,10 @@ def plain(text: str) -> str:
 
 
 def question_text(stem: str, options: Mapping[str, str]) -> str:
-    """Return stem and options as one plain text, equal for options in any order."""
-    return "\n".join([plain(stem), *sorted(map(plain, options.values()))])
+    """Return stem and options as one plain text, a line each: two questions with the same one are the same."""
+    # In one pass: six texts take half as long again. NUL is neither white space nor punctuation, so it stays.
+    plain_stem, *plain_options = plain("\0".join([stem, *options.values()])).split("\0")
+    return "\n".join([plain_stem, *sorted(plain_options)])
 
 
 def shingles(text: str) -> set[str]:

@@ -4,7 +4,6 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from statistics import NormalDist
 
 from cmexam_tune.core.normalise import plain
 from cmexam_tune.core.schema import GROUP, Question
@@ -112,34 +111,3 @@ def look(question: Question) -> Iterator[tuple[str, str]]:
     for name, check in CHECKS.items():
         if (seen := check(question)) is not None:
             yield name, seen
-
-
-class Letters:
-    """How often each letter is the answer, among questions with one answer and the same number of options."""
-
-    def __init__(self) -> None:
-        self._counts: dict[int, Counter[str]] = {}
-
-    def add(self, question: Question) -> None:
-        """Count one question."""
-        if question.answer and len(question.answer) == 1:
-            self._counts.setdefault(len(question.options), Counter())[question.answer] += 1
-
-    def table(self) -> list[dict[str, object]]:
-        """Return for each number of options the counts and the p value of a chi-square test against equal shares."""
-        rows: list[dict[str, object]] = []
-        for options, counts in sorted(self._counts.items()):
-            letters = [chr(ord("A") + number) for number in range(options)]
-            total = counts.total()
-            square = sum((counts[letter] - total / options) ** 2 for letter in letters) * options / total
-            p = _chi_square_tail(square, options - 1)
-            rows.append({"options": options, "counts": {x: counts[x] for x in letters}, "chi2": square, "p": p})
-        return rows
-
-
-def _chi_square_tail(value: float, freedom: int) -> float:
-    """Return the upper tail by Wilson and Hilferty's cube root (within 0.01 of the exact value for what is shown)."""
-    if value <= 0:
-        return 1.0
-    spread = 2 / (9 * freedom)
-    return 1 - NormalDist().cdf(((value / freedom) ** (1 / 3) - (1 - spread)) / spread**0.5)

@@ -4,6 +4,7 @@ import random
 from collections.abc import Iterable, Sequence
 
 from cmexam_tune.core.errors import DataError
+from cmexam_tune.core.normalise import question_text
 from cmexam_tune.core.schema import Example, Question
 from cmexam_tune.prompts.styles import Style, Unrenderable, render
 
@@ -13,13 +14,6 @@ Class = tuple[str, str]
 def class_of(question: Question) -> Class:
     """Return exam_type and exam_class; questions without them (CMExam's) are all of one class."""
     return question.facets.get("exam_type", ""), question.facets.get("exam_class", "")
-
-
-def _content(question: Question) -> tuple[str, tuple[str, ...]]:
-    """Return what makes two records the same question, whatever their ids and the order of their options."""
-    texts = [question.stem, *sorted(question.options.values())]
-    stem, *options = ("".join(text.split()) for text in texts)
-    return stem, tuple(options)
 
 
 class Shots:
@@ -43,10 +37,13 @@ class Shots:
         """
         self.style, self.n, self.seed = style, n, seed
         test = list(asked)
-        ids, contents = {question.id for question in test}, {_content(question) for question in test}
+        ids = {question.id for question in test}
+        texts = {question_text(question.stem, question.options) for question in test}
         self._pool: dict[Class, list[Example]] = {}
         for question in pool:
-            if question.answer is None or question.id in ids or _content(question) in contents:
+            if question.answer is None or question.id in ids:
+                continue
+            if question_text(question.stem, question.options) in texts:
                 continue
             try:
                 example = render(question, style)

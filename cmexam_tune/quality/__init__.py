@@ -1,6 +1,7 @@
 """What is wrong in question files, and which questions are also in others.
 
 In: question files, and others to hold them against (the tests). Out: findings, pairs of questions with their score, and
-the questions that may be trained on. Start reading in `checking.py`; `pairs.py` finds equal and near questions (by
-`minhash.py`), `findings.py` looks at one question at a time, `errata.py` knows what is wrong in the released files.
+the questions that may be trained on. Start reading in `findings.py`, one check; `duplicates.py` finds equal and near
+questions (by `minhash.py`), `contamination.py` those that were trained on, `errata.py` knows what is wrong in the
+released files, `splits.py` keeps together what belongs together.
 """

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from cmexam_tune.core import cli, jsonl
 from cmexam_tune.core.errors import DataError, UserError
@@ -28,22 +27,22 @@ def touched(path: str | Path, questions: str | Path) -> tuple[set[str], set[str]
     """
     (name,) = names_of([Path(questions)])
     ids, files = set[str](), set[str]()
-    for one in _pairs(Path(path)):
-        files |= {one.file, one.other_file}
-        if one.reason in SAME:
-            ids |= {i for i, file in ((one.id, one.file), (one.other_id, one.other_file)) if file == name}
+    for pair in _pairs(Path(path)):
+        files |= {pair.file, pair.other_file}
+        if pair.reason in SAME:
+            ids |= {i for i, file in ((pair.id, pair.file), (pair.other_id, pair.other_file)) if file == name}
     return ids, files
 
 
 def subsets(
-    graded: Sequence[Graded], against: Comparison | None, questions: Sequence[str | Path], path: str | Path | None
+    graded: Sequence[Graded], comparison: Comparison | None, questions: Sequence[str | Path], path: str | Path | None
 ) -> tuple[Subset, ...]:
     """Return the scores with and without what `check` found elsewhere (file `path`) and known errors of the exam.
 
     Raises:
         UserError: there is a file of pairs and no file of questions that it could be about.
     """
-    groups = {f"{name} ({text})": ids for (name, text), ids in doubtful(one.question for one in graded).items()}
+    groups = {f"{name} ({text})": ids for (name, text), ids in doubtful(item.question for item in graded).items()}
     if path is not None:
         if len(questions) != 1:
             raise UserError(f"{path}: pairs are of files, so the questions must be given as one file.")
@@ -51,7 +50,7 @@ def subsets(
         if not ids:
             cli.note(f"{path}: no pair of {questions[0]}; it is about {', '.join(sorted(named)) or 'nothing'}.")
         groups = {f"also in the files of {Path(path).name}": ids, **groups}
-    return tuple(subset(name, graded, ids, against) for name, ids in groups.items())
+    return tuple(subset(name, graded, ids, comparison) for name, ids in groups.items())
 
 
 def _pairs(path: Path) -> Iterator[Overlap]:
@@ -70,35 +69,33 @@ def shared(train: Iterable[str | Path], others: Sequence[str | Path]) -> dict[st
 
     Only equal ones are found, and the files are only skimmed; `check` finds near ones too.
     """
-    wanted: dict[int, set[tuple[str, int]]] = {}
+    held_out: dict[int, set[tuple[str, int]]] = {}
     for path in others:
-        for line, value in jsonl.read_objects(path):
-            if (text := _text(value)) is not None:
-                wanted.setdefault(hash(text), set()).add((str(path), line))
+        for line, same in _questions(path):
+            held_out.setdefault(same, set()).add((str(path), line))
     met: set[tuple[str, int]] = set()
-    if wanted:
-        for path in train:
-            for _, value in jsonl.read_objects(path):
-                if (text := _text(value)) is not None:
-                    met |= wanted.get(hash(text), set())
+    for path in train if held_out else ():
+        for _, same in _questions(path):
+            met |= held_out.get(same, set())
     return {str(path): count for path in others if (count := sum(name == str(path) for name, _ in met))}
 
 
 def warning(train: Sequence[str | Path], others: Sequence[str | Path]) -> str | None:
     """Return what to tell the user about training questions that are also held out, None where there are none."""
-    found = shared(train, others)
-    if not found:
+    counts = shared(train, others)
+    if not counts:
         return None
-    counts = ", ".join(f"{count:,} of {path}" for path, count in found.items())
-    command = f"cmexam-tune check --questions {' '.join(map(str, train))} --against {' '.join(found)} --out checked"
+    listed = ", ".join(f"{count:,} of {path}" for path, count in counts.items())
+    command = f"cmexam-tune check --questions {' '.join(map(str, train))} --against {' '.join(counts)} --out checked"
     return (
-        f"warning: questions held out are also trained on: {counts}. Scores on them are partly memory. Write a clean "
+        f"warning: questions held out are also trained on: {listed}. Scores on them are partly memory. Write a clean "
         f"file with: {command}"
     )
 
 
-def _text(value: dict[str, Any]) -> str | None:
-    stem, options = value.get("stem"), value.get("options")
-    if isinstance(stem, str) and isinstance(options, dict) and all(isinstance(text, str) for text in options.values()):
-        return question_text(stem, options)
-    return None
+def _questions(path: str | Path) -> Iterator[tuple[int, int]]:
+    """Yield line and hash of every question; a line that is none is left to whoever reads the file in earnest."""
+    for line, value in jsonl.read_objects(path):
+        stem, options = value.get("stem"), value.get("options")
+        if isinstance(stem, str) and isinstance(options, dict) and all(isinstance(o, str) for o in options.values()):
+            yield line, hash(question_text(stem, options))

@@ -1,37 +1,257 @@
-"""Questions that occur more than once, in one file or in several: equal stem and options, found by a fingerprint."""
+"""Questions that are the same, nearly the same, or ask about the same case.
 
-from typing import Any
+`Repeated` finds the same question only, in one pass; `Index` finds pairs of all kinds, near ones by `minhash.py`.
+"""
 
-from cmexam_tune.core.normalise import folded
+import functools
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from cmexam_tune.core.normalise import (
+    SHORTEST_STEM,
+    case_of,
+    plain,
+    question_text,
+    right_texts,
+    share_in_common,
+    shingles,
+)
+from cmexam_tune.core.progress import Progress
 from cmexam_tune.core.schema import Question
 
+Reason = Literal["exact", "contradiction", "near", "similar", "sibling", "stem", "case"]
+NEAR, SIMILAR = 0.7, 0.5
+"""Jaccard similarity of a near duplicate, and where the doubtful band below it begins."""
+HEADS = 16
+"""Of a group of texts that all resemble each other: so many are tried before a text counts as repeating none."""
+Scored = tuple[int, int, float]
+"""Numbers of two texts, the smaller first, and their Jaccard similarity."""
 
-class Duplicates:
-    """Fingerprints of the questions seen so far; of a question that is met again all places are kept."""
+
+class Repeated:
+    """Hashes of the questions seen so far; of a question that is met again all places are kept."""
 
     def __init__(self) -> None:
-        self._first: dict[int, tuple[str, str, str | None]] = {}
-        self._again: dict[int, list[tuple[str, str, str | None]]] = {}
+        self._first: dict[int, tuple[str, str, int | None]] = {}
+        self._again: dict[int, list[tuple[str, str, int | None]]] = {}
 
     def add(self, file: str, question: Question) -> None:
         """Remember one question of `file`."""
-        mark = fingerprint(question)
-        place = (file, question.id, question.answer)
-        first = self._first.setdefault(mark, place)
+        same = hash(question_text(question.stem, question.options))
+        right = right_texts(question)
+        place = (file, question.id, None if right is None else hash(right))
+        first = self._first.setdefault(same, place)
         if first is not place:
-            self._again.setdefault(mark, [first]).append(place)
+            self._again.setdefault(same, [first]).append(place)
 
     def groups(self) -> list[dict[str, Any]]:
         """Return every group of two or more as the report lists it, in the order of their first ids."""
-        found = []
+        groups = []
         for members in self._again.values():
             files, ids, answers = zip(*members, strict=True)
             conflict = len({answer for answer in answers if answer is not None}) > 1
-            found.append({"ids": list(ids), "files": sorted(set(files)), "conflicting_answers": conflict})
-        return sorted(found, key=lambda group: group["ids"])
+            groups.append({"ids": list(ids), "files": sorted(set(files)), "conflicting_answers": conflict})
+        return sorted(groups, key=lambda group: group["ids"])
 
 
-def fingerprint(question: Question) -> int:
-    """Return a hash that is equal for equal stem and options, up to white space, width and case."""
-    text = "\0".join([question.stem, *question.options.values()])
-    return hash("".join(folded(text).split()))
+@dataclass(frozen=True)
+class Pair:
+    """Two questions by their places; `first` is one that was checked, `second` may be one it was held against."""
+
+    first: int
+    second: int
+    reason: Reason
+    jaccard: float
+
+
+class Index:
+    """What is remembered of every question: enough to find pairs, not the question itself."""
+
+    def __init__(self) -> None:
+        self.ids: list[str] = []
+        self.files = array("i")
+        self.lines = array("l")
+        self.against = array("b")
+        self.texts: list[str] = []
+        """Distinct texts of stem and options."""
+        self.text_of = array("l")
+        self._numbers: dict[str, int] = {}
+        self._stems: dict[int, list[int]] = {}
+        self._cases: dict[int, list[int]] = {}
+        self._right = array("q")
+        self._stem_of = array("q")
+        self._case_of = array("q")
+        self._shingles = functools.lru_cache(maxsize=1024)(lambda text: shingles(self.texts[text]))
+
+    def add(self, question: Question, file: int, line: int, against: bool) -> int:
+        """Remember a question and return its place."""
+        place = len(self.ids)
+        self.ids.append(question.id)
+        self.files.append(file)
+        self.lines.append(line)
+        self.against.append(against)
+        text = question_text(question.stem, question.options)
+        number = self._numbers.setdefault(text, len(self.texts))
+        if number == len(self.texts):
+            self.texts.append(text)
+        self.text_of.append(number)
+        stem = plain(question.stem)
+        self._stem_of.append(hash(stem))
+        right = right_texts(question)
+        self._right.append(0 if right is None else hash(right) or 1)
+        if len(stem) >= SHORTEST_STEM:
+            self._stems.setdefault(hash(stem), []).append(place)
+        case = case_of(question.stem)
+        self._case_of.append(hash(case) if case else 0)
+        if case:
+            self._cases.setdefault(hash(case), []).append(place)
+        return place
+
+    def pairs(self) -> Iterator[Pair]:
+        """Yield every pair once; of a group each checked question is paired with one member, not with all.
+
+        A group are equal questions, and those with 16 similar ones or more: with them it is the most similar, and one
+        that they repeat.
+        """
+        members: list[list[int]] = [[] for _ in self.texts]
+        for place, number in enumerate(self.text_of):
+            members[number].append(place)
+        for group in members:
+            for first, second in self._partners(group):
+                right, other = self._right[first], self._right[second]
+                yield Pair(first, second, "contradiction" if right and other and right != other else "exact", 1.0)
+        similar = list(self._near(members))
+        known = {(self.text_of[p.first], self.text_of[p.second]) for p in similar}
+        yield from similar
+        yield from self._sharing(self._stems, "stem", known)
+        yield from self._sharing(self._cases, "case", known)
+
+    def _partners(self, group: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """Yield each checked question of a group with one it repeats: a question held against, else an earlier one."""
+        others = [place for place in group if self.against[place]]
+        checked = [place for place in group if not self.against[place]]
+        for number, place in enumerate(checked):
+            if others:
+                yield place, others[0]
+            elif number:
+                yield place, checked[0]
+
+    def _near(self, members: Sequence[Sequence[int]]) -> Iterator[Pair]:
+        import numpy as np
+
+        from cmexam_tune.quality import minhash
+
+        wanted = np.array([not all(self.against[place] for place in group) for group in members], dtype=bool)
+        candidates = minhash.candidates(minhash.signatures(self.texts), wanted, SIMILAR).tolist()
+        scored = []
+        for a, b in Progress("compare", "pairs", len(candidates), patience=1).each(candidates):
+            score = self._jaccard(a, b)
+            if score >= SIMILAR:
+                scored.append((a, b, score))
+        degree = Counter(text for a, b, _ in scored for text in (a, b))
+        crowded = {text for text, count in degree.items() if count >= minhash.NEIGHBOURS}
+        listed = [*_not_crowded(scored, crowded), *self._with_heads(scored, crowded, members)]
+        for a, b, score in dict.fromkeys(listed):
+            for first, second in self._across(members[a], members[b]):
+                yield Pair(first, second, self._kind(first, second, score), score)
+
+    def _jaccard(self, a: int, b: int) -> float:
+        return share_in_common(self._shingles(a), self._shingles(b))
+
+    def _with_heads(
+        self, scored: Sequence[Scored], crowded: Set[int], members: Sequence[Sequence[int]]
+    ) -> Iterator[Scored]:
+        """Yield each crowded text with one that it repeats: a head of its group, else one of its neighbours.
+
+        Heads are texts that repeat no other head, those held against first, then the earlier ones.
+        """
+        neighbours: dict[int, list[int]] = {text: [] for text in crowded}
+        for a, b, score in scored:
+            if a in crowded and b in crowded and score >= NEAR:
+                neighbours[a].append(b)
+                neighbours[b].append(a)
+
+        rank = {text: (not any(self.against[place] for place in members[text]), members[text][0]) for text in crowded}
+        for group in _groups(neighbours):
+            heads: list[int] = []
+            for text in sorted(group, key=rank.__getitem__):
+                earlier = [other for other in neighbours[text] if rank[other] < rank[text]]
+                for other in (*heads, *sorted(earlier, key=rank.__getitem__)):
+                    score = self._jaccard(text, other)
+                    if score >= NEAR and self._kind(members[text][0], members[other][0], score) == "near":
+                        yield min(text, other), max(text, other), score
+                        break
+                else:
+                    heads += [text] if len(heads) < HEADS else []
+
+    def _kind(self, first: int, second: int, score: float) -> Reason:
+        """Tell near duplicates from questions that only share their options, or only their case."""
+        options = [self.texts[self.text_of[place]].partition("\n")[2] for place in (first, second)]
+        right, other = self._right[first], self._right[second]
+        if options[0] == options[1] and right and other and right != other:
+            return "sibling"
+        case = self._case_of[first]
+        if score < NEAR and case and case == self._case_of[second] and self._stem_of[first] != self._stem_of[second]:
+            return "case"
+        return "near" if score >= NEAR else "similar"
+
+    def _across(self, one: Sequence[int], other: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """Yield pairs between two groups: with a question held against where there is one, else later with earlier."""
+        for mine, theirs in ((one, other), (other, one)):
+            held = next((place for place in theirs if self.against[place]), None)
+            if held is not None:
+                yield from ((place, held) for place in mine if not self.against[place])
+        if not any(self.against[place] for place in (*one, *other)):
+            early, late = sorted((one, other), key=min)
+            yield from ((place, early[0]) for place in late)
+
+    def _sharing(
+        self, groups: dict[int, list[int]], reason: Literal["stem", "case"], known: set[tuple[int, int]]
+    ) -> Iterator[Pair]:
+        for group in groups.values():
+            first_of: dict[tuple[int, int], int] = {}
+            for place in sorted(group, key=lambda place: not self.against[place]):
+                # One for each text: equal questions are listed as such already.
+                first_of.setdefault((self.text_of[place], 0 if reason == "stem" else self._stem_of[place]), place)
+            if len(first_of) < 2:
+                continue
+            heads = list(first_of.values())
+            if reason == "case" and len({self._stem_of[place] for place in heads}) < 2:
+                continue
+            for first, second in self._partners(heads):
+                numbers = (self.text_of[first], self.text_of[second])
+                same_stem = reason == "case" and self._stem_of[first] == self._stem_of[second]
+                if numbers not in known and numbers[::-1] not in known and not same_stem:
+                    score = self._jaccard(*numbers)
+                    # Of many that are alike not all pairs are known.
+                    yield Pair(first, second, self._kind(first, second, score) if score >= NEAR else reason, score)
+
+
+def _not_crowded(scored: Sequence[Scored], crowded: Set[int]) -> Iterator[Scored]:
+    """Yield all pairs of texts that have few, and of each of the others the most alike."""
+    best: dict[int, Scored] = {}
+    for pair in scored:
+        for text in pair[:2]:
+            if text in crowded and (text not in best or pair[2] > best[text][2]):
+                best[text] = pair
+    for pair in scored:
+        if pair[0] not in crowded or pair[1] not in crowded or pair in (best[pair[0]], best[pair[1]]):
+            yield pair
+
+
+def _groups(neighbours: Mapping[int, Sequence[int]]) -> Iterator[list[int]]:
+    """Yield the connected components of a graph."""
+    seen: set[int] = set()
+    for start in neighbours:
+        if start in seen:
+            continue
+        seen.add(start)
+        group = [start]
+        for node in group:  # grows while it is walked through
+            new = [other for other in dict.fromkeys(neighbours[node]) if other not in seen]
+            seen.update(new)
+            group += new
+        yield group

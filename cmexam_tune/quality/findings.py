@@ -1,5 +1,6 @@
 """One check: reads question files line by line, collects pairs and findings, and says which questions to keep."""
 
+import string
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -8,13 +9,13 @@ from typing import Any
 
 from cmexam_tune.core import jsonl
 from cmexam_tune.core.errors import ConfigError, DataError, UserError
+from cmexam_tune.core.normalise import plain
 from cmexam_tune.core.progress import Progress
 from cmexam_tune.core.schema import Question
 from cmexam_tune.core.variants import suggest
-from cmexam_tune.prompts import question_checks as findings
-from cmexam_tune.quality.embedded import Embedded
+from cmexam_tune.prompts import question_checks
+from cmexam_tune.quality.duplicates import Index, Pair, Reason
 from cmexam_tune.quality.errata import known_problems
-from cmexam_tune.quality.near_duplicates import Index, Pair, Reason
 
 PAIRS: dict[Reason, str] = {
     "exact": "same stem and options, in any order",
@@ -40,6 +41,9 @@ DUPLICATE = "duplicate"
 REASONS = (*PAIRS, DUPLICATE, *SINGLE)
 DEFAULT_DROP = ("exact", "contradiction", "near", "stem", DUPLICATE, "unreadable")
 """Dropped from the clean file: what is in a file held against, repetitions, and what cannot be read."""
+_WINDOW = 14
+_SHORTEST = 18
+"""Characters of a plain stem that is looked for in explanations; shorter ones occur there by themselves."""
 
 
 @dataclass(frozen=True)
@@ -89,17 +93,71 @@ class Checked:
             "questions": self.questions,
             "against": self.against,
             "pairs": {reason: self.count(reason) for reason in PAIRS},
-            "findings": dict(Counter(one.finding for one in self.findings)),
+            "findings": dict(Counter(finding.finding for finding in self.findings)),
             "dropped": drops,
             "kept": {name: count - len(self.dropped[name]) for name, count in self.questions.items()},
             "letters": self.letters,
-            "list": [asdict(one) for one in self.findings],
+            "list": [asdict(finding) for finding in self.findings],
         }
 
     def count(self, reason: str) -> dict[str, int]:
         """Return how many pairs there are within the checked files and with those held against."""
-        found = [one.against for one in self.overlaps if one.reason == reason]
-        return {"within": found.count(False), "against": found.count(True)}
+        against = [overlap.against for overlap in self.overlaps if overlap.reason == reason]
+        return {"within": against.count(False), "against": against.count(True)}
+
+
+class Embedded:
+    """Stems of other questions inside an explanation: pages that were cut in the wrong place."""
+
+    def __init__(self) -> None:
+        self._place_of: dict[str, int] = {}
+        self._lengths: dict[str, set[int]] = {}
+        """First characters -> lengths of the stems that start with them: thousands can, of a few lengths."""
+
+    def add_stem(self, place: int, question: Question) -> None:
+        """Remember the stem of the question at `place`."""
+        stem = plain(question.stem)
+        if len(stem) >= _SHORTEST:
+            self._place_of.setdefault(stem, place)
+            self._lengths.setdefault(stem[:_WINDOW], set()).add(len(stem))
+
+    def inside(self, question: Question) -> int | None:
+        """Return the place of a question whose whole stem stands in this one's explanation, and not in its stem."""
+        if not question.explanation:
+            return None
+        text, own = plain(question.explanation), plain(question.stem)
+        for start in range(len(text) - _SHORTEST + 1):
+            lengths = self._lengths.get(text[start : start + _WINDOW], ())
+            stems = {text[start : start + length] for length in lengths} & self._place_of.keys()
+            if places := [self._place_of[stem] for stem in stems if stem not in own and own not in stem]:
+                return min(places)
+        return None
+
+
+class AnswerLetters:
+    """How often each letter is the answer, among questions with one right letter and the same number of options."""
+
+    def __init__(self) -> None:
+        self._counts: dict[int, Counter[str]] = {}
+
+    def add(self, question: Question) -> None:
+        """Count one question."""
+        if question.answer and len(question.answer) == 1:
+            self._counts.setdefault(len(question.options), Counter())[question.answer] += 1
+
+    def table(self) -> list[dict[str, object]]:
+        """Return for each number of options the counts, and a chi-square test against equal shares."""
+        if not self._counts:
+            return []
+        from scipy.special import chdtrc  # chi2.sf of scipy.stats, which takes three times as long to import
+
+        rows: list[dict[str, object]] = []
+        for options, counts in sorted(self._counts.items()):
+            by_letter = {letter: counts[letter] for letter in string.ascii_uppercase[:options]}
+            expected = counts.total() / options
+            chi2 = sum((count - expected) ** 2 for count in by_letter.values()) / expected
+            rows.append({"options": options, "counts": by_letter, "chi2": chi2, "p": float(chdtrc(options - 1, chi2))})
+        return rows
 
 
 def names_of(paths: Sequence[Path]) -> dict[str, Path]:
@@ -141,14 +199,14 @@ def check_files(questions: Sequence[Path], against: Sequence[Path], drop: Sequen
     order = list(names)
     for number, (name, path) in enumerate(names.items()):
         held = number >= len(questions)
-        letters, count = findings.Letters(), 0
+        letters, count = AnswerLetters(), 0
         read = _read(name, path, None if held else result)
         for line, question in Progress(f"check {name}", "questions", patience=1).each(read):
             count += 1
             embedded.add_stem(index.add(question, number, line, held), question)
             if not held:
                 letters.add(question)
-                seen = [*findings.look(question), *known_problems(question)]
+                seen = [*question_checks.look(question), *known_problems(question)]
                 result.findings += [Finding(question.id, name, line, what, how) for what, how in seen]
         (result.against if held else result.questions)[name] = count
         if not held:
@@ -161,8 +219,8 @@ def check_files(questions: Sequence[Path], against: Sequence[Path], drop: Sequen
                 where = f"{index.ids[place]} of {order[index.files[place]]}"
                 result.findings.append(Finding(question.id, name, line, "question-in-explanation", where))
     result.overlaps = [_overlap(pair, index, order) for pair in index.pairs()]
-    result.overlaps.sort(key=lambda one: (one.file, one.line, one.other_file, one.other_line))
-    result.findings.sort(key=lambda one: (one.file, one.line))
+    result.overlaps.sort(key=lambda pair: (pair.file, pair.line, pair.other_file, pair.other_line))
+    result.findings.sort(key=lambda finding: (finding.file, finding.line))
     result.dropped = _dropped(result, drop)
     return result
 
@@ -190,16 +248,16 @@ def _overlap(pair: Pair, index: Index, names: Sequence[str]) -> Overlap:
 def _dropped(result: Checked, drop: Sequence[str]) -> dict[str, dict[int, str]]:
     """Return which lines are left out. Of repetitions within the checked files the first is kept."""
     lines: dict[str, dict[int, str]] = defaultdict(dict)
-    for one in result.overlaps:
-        if one.against:
-            if one.reason in drop:
-                lines[one.file].setdefault(one.line, one.reason)
-        elif one.reason == "contradiction" and one.reason in drop:
+    for pair in result.overlaps:
+        if pair.against:
+            if pair.reason in drop:
+                lines[pair.file].setdefault(pair.line, pair.reason)
+        elif pair.reason == "contradiction" and pair.reason in drop:
             # Nobody knows which of the two is right.
-            lines[one.file].setdefault(one.line, one.reason)
-            lines[one.other_file].setdefault(one.other_line, one.reason)
-        elif one.reason in ("exact", "near") and DUPLICATE in drop:
-            lines[one.file].setdefault(one.line, DUPLICATE)
+            lines[pair.file].setdefault(pair.line, pair.reason)
+            lines[pair.other_file].setdefault(pair.other_line, pair.reason)
+        elif pair.reason in ("exact", "near") and DUPLICATE in drop:
+            lines[pair.file].setdefault(pair.line, DUPLICATE)
     for finding in result.findings:
         if finding.finding in drop:
             lines[finding.file].setdefault(finding.line, finding.finding)

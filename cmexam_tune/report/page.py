@@ -11,7 +11,6 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 from cmexam_tune.evaluation import significance
@@ -20,9 +19,9 @@ from cmexam_tune.evaluation.comparison import ScoreDecomposition
 from cmexam_tune.evaluation.grading import Graded
 from cmexam_tune.report import sections
 from cmexam_tune.report.building import FullReport
+from cmexam_tune.report.html_page import ASSETS, html_page
 from cmexam_tune.report.table import COLUMNS, HEADINGS
 
-PAGE = Path(__file__).with_name("assets")
 SCRIPTS = (
     "base", "charts", "headline", "compared", "runs", "facets", "length", "training", "confusion", "explanations",
     "profiles", "store", "questions", "method", "main",
@@ -61,18 +60,20 @@ def page(report: FullReport, runs: Runs) -> str:
         "block": BLOCK,
         "blocks": blocks(runs),
     }
-    script = "\n".join((PAGE / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS)
+    script = "\n".join((ASSETS / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS)
     parts = {
-        "TITLE": html.escape(report.name),
         "NOSCRIPT": html.escape(sections.markdown(report)),
-        "STYLE": (PAGE / "report.css").read_text(encoding="utf-8"),
         "SCRIPT": f'"use strict";\n{script}',
         # Output of a model may hold anything, "</script>" too: no < of the data reaches the HTML parser.
         "DATA": json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c"),
     }
-    text = (PAGE / "report.html").read_text(encoding="utf-8")
-    before, *rest = text.split("{{")
-    return before + "".join(parts[name] + tail for name, tail in (piece.split("}}", 1) for piece in rest))
+    template = (ASSETS / "report.html").read_text(encoding="utf-8")
+    before, *rest = template.split("{{")
+    # In one pass: what a part holds is never taken for the name of another.
+    body = before + "".join(parts[name] + tail for name, tail in (piece.split("}}", 1) for piece in rest))
+    style = (ASSETS / "report.css").read_text(encoding="utf-8")
+    title = f"{report.name} · Exam report 考试评测报告"
+    return html_page(title, body, style=style, root='lang="en" data-lang="en"')
 
 
 def _pairs(runs: Mapping[str, Sequence[Graded]]) -> list[dict[str, Any]]:

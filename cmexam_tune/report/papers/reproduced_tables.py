@@ -11,6 +11,7 @@ from cmexam_tune.core.errors import UserError
 from cmexam_tune.core.files import atomic_write
 from cmexam_tune.evaluation import breakdowns
 from cmexam_tune.evaluation.significance import mean_std
+from cmexam_tune.report.html_page import html_page
 from cmexam_tune.report.papers import entries, published_tables
 from cmexam_tune.report.sections import label
 from cmexam_tune.report.table import Table, cell, short
@@ -19,13 +20,6 @@ REPORT = Path("report") / "report.json"
 EXPLAIN = "explain"
 BY_GROUPS = range(4, 9)
 """CMExam's tables of accuracy by groups of questions: disease group, department, discipline, competency, difficulty."""
-STYLE = (
-    "body{font:15px/1.5 system-ui,sans-serif;margin:2em auto;max-width:70em;padding:0 1em}"
-    "table{border-collapse:collapse}th,td{padding:.3em .8em;border-bottom:1px solid #ccc;text-align:right}"
-    "th:first-child,td:first-child{text-align:left}"
-)
-
-
 Cells = Mapping[str, float | tuple[float, ...] | None]
 
 
@@ -290,11 +284,8 @@ def _both(zero: float | None, three: float | None) -> str:
 
 def write(table: Table, stem: Path, reports: Sequence[str] = ()) -> None:
     """Write a table as `stem`.md, .tex and .html; the page links to the reports."""
-    links = "".join(f'<li><a href="{html.escape(page)}">{html.escape(page)}</a></li>' for page in reports)
-    page = (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>cmexam_tune</title><style>{STYLE}</style>'
-        f"{table.html()}<ul>{links}</ul></html>\n"
-    )
+    links = "".join(f'<li><a href="{html.escape(path)}">{html.escape(path)}</a></li>' for path in reports)
+    page = html_page(table.title or "cmexam_tune", f"<main>{table.html()}<ul>{links}</ul></main>")
     for suffix, text in ((".md", table.markdown()), (".tex", table.latex()), (".html", page)):
         with atomic_write(stem.with_suffix(suffix)) as handle:
             handle.write(text)

@@ -61,7 +61,8 @@ def measure(side, folder):
     else:
         from cmexam_tune.training.data import encoding
 
-        tokens = sum(encoding.encode(config, family, loaded, questions, Path(folder) / "cache").lengths)
+        encoder = encoding.Encoder(config.prompt, config.model, family, loaded, Path(folder) / "cache")
+        tokens = sum(encoder.encode(questions).lengths)
     seconds = time.perf_counter() - started
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     print(json.dumps({"seconds": seconds, "megabytes": (peak - before) / 1024, "whole": peak / 1024, "tokens": tokens}))

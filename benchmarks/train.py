@@ -155,6 +155,7 @@ def plain(job):
 
 def ours(job):
     """Side c: the trainer of `cmexam_tune.train`, without writing the adapter."""
+    import functools
     import math
 
     import datasets
@@ -163,9 +164,8 @@ def ours(job):
     from cmexam_tune.training import arguments as layouts
     from cmexam_tune.training import monitor
     from cmexam_tune.training import trainer as trainers
-    from cmexam_tune.training.data import datasets as datas
+    from cmexam_tune.training.data import batches as datas
     from cmexam_tune.training.data import encoding
-    from cmexam_tune.training.data import sampler as batches
 
     settings, args, family, loaded, rows = ready(job)
     clock, overflows = Clock(), []
@@ -188,11 +188,10 @@ def ours(job):
             return batches, items
 
     table = datasets.Dataset.from_list([dict(row) for row in rows])
-    lengths, labels = [[*map(count, rows)] for count in (batches.length, batches.label_count)]
-    samples = encoding.Samples(table, lengths, labels, [0] * len(rows), Truncation())
-    data = datas.Data(
-        datas.encoded_questions(family, loaded, samples), layouts.layout(settings.training, settings.prompt, 1)
-    )
+    lengths, labels = [[*map(count, rows)] for count in (encoding.length, encoding.label_count)]
+    collate = functools.partial(family.collate, loaded)
+    samples = datas.EncodedQuestions(table, lengths, labels, [0] * len(rows), Truncation(), collate)
+    data = datas.TrainingData(samples, layouts.layout(settings.training, settings.prompt, 1))
     args.max_steps = min(job["limit"]["c"], len(rows) // job["batch"])
     trainer = Timed(settings, family, loaded, args, data)
     trainer.monitor = Counted(fp16=args.fp16)

@@ -13,11 +13,10 @@ torch = pytest.importorskip("torch")
 from cmexam_tune import config, tiny, train
 from cmexam_tune.models.families import Loaded
 from cmexam_tune.training import logits
+from cmexam_tune.training.data.encoding import label_count, length
 from cmexam_tune.training.data.sampler import (
     Layout,
     StepSampler,
-    label_count,
-    length,
     order,
     slots,
     spread,

@@ -87,15 +87,15 @@ def test_memory_by_stage(folder: Path, tmp_path: Path) -> None:
     questions = question_files(settings)[0]
     loaded = module.load(settings.model, questions)
     model: Any = tuning.attach(loaded.model, module, settings.tuning.settings)
-    from cmexam_tune.training.data import datasets, encoding
+    from cmexam_tune.training.data import batches, encoding
 
-    samples = encoding.encode(settings, module, loaded, questions, tmp_path)
-    plan = datasets.Data(
-        datasets.encoded_questions(module, loaded, samples), arguments.layout(settings.training, settings.prompt, 4)
-    )
-    need = estimate.memory(settings, model, plan, 4)
+    encoder = encoding.Encoder(settings.prompt, settings.model, module, loaded, tmp_path)
+    layout = arguments.layout(settings.training, settings.prompt, 4)
+    data = batches.TrainingData(encoder.encode(questions), layout)
+    size = estimate.ModelSize.of(model, generates=True)
+    need = estimate.memory(size, estimate.activations(model.config, data, checkpointing=False, generates=True), 4)
     trained = sum(p.numel() for p in model.parameters())
-    held = estimate.buffers(model, trained)
+    held = estimate.buffers(size)
     less = {stage: need[stage] - held[stage] for stage in held}
     assert need["none"] - less["zero2"] == pytest.approx(trained * 12 * 3 / 4, abs=4)
     assert less["zero2"] - less["zero3"] == pytest.approx(trained * 4 * 3 / 4, abs=4)
@@ -134,7 +134,7 @@ def test_buffers_are_those_that_deepspeed_holds(folder: Path, tmp_path: Path) ->
     trained = sum(p.numel() for p in model.parameters())
     assert trained > 2**16
     held = {line for line in done.stdout.splitlines() if line.startswith("held")}
-    assert held == {f"held {estimate.buffers(model, trained)['zero2']}"}
+    assert held == {f"held {estimate.buffers(estimate.ModelSize.of(model, generates=True))['zero2']}"}
 
 
 PEAK = """
@@ -181,11 +181,12 @@ def test_host_memory_on_cards(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(arguments.Card, "here", lambda use_cpu=False: card)
     monkeypatch.setattr("psutil.Process", lambda: SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=1000)))
     largest = max(p.numel() * p.element_size() for p in model.parameters())
-    plain = estimate.host(settings, model, needed, (16, 8))
+    weights = estimate.ModelSize.of(model, generates=True)
+    processes = {"world": 16, "local": 8, "use_cpu": False}
+    plain = estimate.host_memory(weights, needed, **processes, merges_adapter=False)
     assert plain["none"] == plain["zero2"] == plain["zero3"] == 8 * (1000 + largest)
     assert plain["zero3_offload"] == 8 * (1000 + max(largest, size // 16))
-    merged = train_helpers.recipe(folder, training__use_cpu=False, model__adapter_name_or_path="x/y")
-    found = estimate.host(merged, model, needed, (16, 8))
+    found = estimate.host_memory(weights, needed, **processes, merges_adapter=True)
     assert found["zero3"] == 8 * (1000 + size) and found["zero2"] == plain["zero2"]
 
 

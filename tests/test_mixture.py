@@ -20,12 +20,11 @@ from cmexam_tune.config import Config, DataConfig
 from cmexam_tune.core import jsonl
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.core.schema import Question
+from cmexam_tune.prompts.order import shuffled
 from cmexam_tune.train import question_files, train
 from cmexam_tune.training import estimate
-from cmexam_tune.training.data.mixture import Mixture
 from cmexam_tune.training.data.questions import QuestionFiles
-from cmexam_tune.training.data.sampler import Layout, StepSampler
-from cmexam_tune.training.data.shuffled_options import shuffled
+from cmexam_tune.training.data.sampler import Layout, Mixture, StepSampler
 
 # --- mixture ------------------------------------------------------------------------------------------------------
 

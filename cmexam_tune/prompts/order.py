@@ -1,9 +1,31 @@
-"""The order in which options are shown: does a model answer the question, or prefer a letter?"""
+"""The order in which options are shown.
+
+At prediction: does a model answer the question, or prefer a letter? In training: the answer is to be learnt, not its
+letter. What is trained on is only shuffled where the question survives it: no option or stem speaks of other options,
+and every letter in the explanation that could be an option's clearly is. Every other question stays as it is.
+"""
 
 import dataclasses
 import random
+import re
 
 from cmexam_tune.core.schema import Question, letters
+from cmexam_tune.prompts.question_checks import contradicted, not_shufflable
+
+_WORD = re.compile(r"[A-Za-z0-9Ａ-Ｚａ-ｚ]+")
+_RUN = r"(?<![A-Za-z0-9])[A-J]+(?:\s*[、，,和及与]\s*[A-J]+)*(?![A-Za-z0-9])"
+_RIGHT = r"(?:均|都|皆|也)?(?:不?正确|错误|不[对是选]|[对错])"
+_END = r"(?=\s*(?:$|[^\u4e00-\u9fffA-Za-z0-9]|[A-J]+\s*[对错]))"
+_REFERENCE = re.compile(
+    rf"(?:选项|[故应]选|本题[应为]?选|(?:所以|因此)选|选择?答案|答案(?:应?[为是选])?)\s*[:：]?\s*{_RUN}"
+    rf"(?:选?项|{_RIGHT})?{_END}"
+    rf"|(?<![素型A-Za-z0-9]){_RUN}\s*[两三四]?(?:个?选项|项)"
+    rf"|(?<![\u4e00-\u9fff]){_RUN}\s*{_RIGHT}{_END}|(?<=[对错])[A-J]+\s*{_RIGHT}{_END}"
+    rf"|(?<![\u4e00-\u9fff]){_RUN}\s*[为是](?:本题的?)?(?:正确|错误)?答案"
+)
+"""Words that make letters an option's: `故选C`, `（A错B对）`, `B、D项`, `E为本题正确答案`."""
+_TERM = re.compile(r"维生素\s*[A-E](?![A-Za-z0-9])|(?<![A-Za-z0-9])(?:B超|C反应蛋白)")
+_BY_PLACE = re.compile(r"第[一二三四五]个?(?:选项|答案|项)|[前后][两三四二][项个者]|最后一?个?(?:选项|项)")
 
 
 def shown(question: Question, order: str | None) -> Question:
@@ -39,3 +61,45 @@ def moved(question: Question, order: str) -> dict[str, str]:
     mixed = list(places)
     random.Random(f"{number}/{question.id}").shuffle(mixed)
     return dict(zip(places, mixed, strict=True))
+
+
+def shuffled(question: Question, seed: int) -> Question:
+    """Return the question with its options in an order drawn from seed and id, or unchanged where that is not safe.
+
+    The letters of answer and explanation are moved along, so that they name the same texts.
+    """
+    explanation = question.explanation or ""
+    spans = _letters_of_options(explanation, question)
+    if spans is None or _BY_PLACE.search(explanation) or not_shufflable(question) or contradicted(question):
+        return question
+    order = f"shuffle:{seed}"
+    new = moved(question, order)
+    for start, end in reversed(spans):
+        run = letters("".join(new[letter] for letter in explanation[start:end]))
+        explanation = explanation[:start] + run + explanation[end:]
+    return dataclasses.replace(
+        shown(question, order), explanation=None if question.explanation is None else explanation
+    )
+
+
+def _letters_of_options(text: str, question: Question) -> list[tuple[int, int]] | None:
+    """Return where letters of options stand in an explanation; None where one letter may be something else."""
+    named = [match.span() for match in _REFERENCE.finditer(text)]
+    terms = [match.span() for match in _TERM.finditer(text)]
+    spans = []
+    for match in _WORD.finditer(text):
+        start, end = match.span()
+        if not _like_options(match[0], question) or any(a <= start and end <= b for a, b in terms):
+            continue
+        exact = set(match[0]) <= set(question.options) and len(set(match[0])) == len(match[0])
+        if not exact or not any(a <= start and end <= b for a, b in named):
+            return None
+        spans.append((start, end))
+    return spans
+
+
+def _like_options(word: str, question: Question) -> bool:
+    """Return whether a word is letters of options and nothing else: capitals, full width, or one small letter."""
+    wide = {chr(ord(letter) + 0xFEE0) for letter in question.options}
+    small = {letter.lower() for letter in question.options}
+    return set(word) <= {*question.options, *wide} or word in small

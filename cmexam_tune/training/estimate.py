@@ -14,21 +14,20 @@ import psutil
 import torch
 
 from cmexam_tune.config import Config
-from cmexam_tune.models.families import Loaded
 from cmexam_tune.training import arguments
-from cmexam_tune.training.data import encoding
-from cmexam_tune.training.data.datasets import Data, encoded_questions, mixture
+from cmexam_tune.training.data.batches import TrainingData
+from cmexam_tune.training.data.encoding import Encoder, truncation_table
 from cmexam_tune.training.data.questions import QuestionFiles
 from cmexam_tune.training.run_directory import run
 
 STAGES = {"none": "without ZeRO", "zero2": "ZeRO-2", "zero3": "ZeRO-3", "zero3_offload": "ZeRO-3, offloaded"}
 """`training.deepspeed` -> what it is called."""
 GIB = 1024**3
-TRAINED_BYTES = {"weights": 4, "gradients": 4, "adam": 8}
+WEIGHT_BYTES, GRADIENT_BYTES, ADAM_BYTES = 4, 4, 8
 """For each trained parameter, all in float32."""
 FOUR_BITS = 1 / 2 + 1 / 64 + 4 / (64 * 256)
 """Bytes of a weight in NF4: 4 bits, a scale of 8 bits for 64 of them, and one of 32 bits for 256 scales."""
-MOST_LIVE = 1_000_000_000
+MAX_LIVE = 1_000_000_000
 """Numbers: `stage3_max_live_parameters` of the shipped configs."""
 EFFICIENCY = 0.4
 """Share of the measured matrix-multiply rate that training reaches; attention and norms cost the rest."""
@@ -70,166 +69,219 @@ class Estimate:
         )
 
 
+@dataclass(frozen=True)
+class ModelSize:
+    """What of a model decides how much memory it takes."""
+
+    parameters: int
+    trained: int
+    """Parameters."""
+    dense: int
+    """Parameters that are multiplied with every token: neither embeddings, which are looked up, nor the output layer,
+    whose logits are computed at few positions."""
+    dense_trained: int
+    frozen_bytes: int
+    largest_bytes: int
+    """Of one tensor."""
+    hidden: int
+
+    @classmethod
+    def of(cls, model: Any, *, generates: bool, load_in_4bit: bool = False) -> "ModelSize":
+        """Measure a model, which may be on the device `meta`.
+
+        Args:
+            model: with what is tuned in it.
+            generates: whether it has an output layer over the vocabulary.
+            load_in_4bit: whether its frozen matrices will be in 4 bits.
+        """
+        tables = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
+        if generates:
+            tables.add(id(model.get_output_embeddings().weight))
+
+        def frozen_bytes(parameter: torch.nn.Parameter) -> float:
+            if not load_in_4bit:
+                return parameter.numel() * parameter.element_size()
+            # PEFT keeps embeddings, norms and the output layer in float32.
+            in_4bit = parameter.dim() == 2 and id(parameter) not in tables
+            return parameter.numel() * (FOUR_BITS if in_4bit else 4)
+
+        parameters = list(model.parameters())
+        trained = [p for p in parameters if p.requires_grad]
+        return cls(
+            parameters=sum(p.numel() for p in parameters),
+            trained=sum(p.numel() for p in trained),
+            dense=sum(p.numel() for p in parameters if id(p) not in tables),
+            dense_trained=sum(p.numel() for p in trained if id(p) not in tables),
+            frozen_bytes=round(sum(frozen_bytes(p) for p in parameters if not p.requires_grad)),
+            largest_bytes=max(p.numel() * p.element_size() for p in parameters),
+            hidden=int(model.config.hidden_size),
+        )
+
+
 def dry_run(config: Config, questions: QuestionFiles) -> Estimate:
     """Estimate what `train` will need; reads the model's config and tokenizer, never its weights.
 
     Raises:
         UserError: as `train` before its first step.
     """
+    training = config.training
     world = arguments.world_size()
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", world))
     family, method = run.parts(config)
     # An adapter under the base adds no parameters once it is merged.
     loaded = family.load(dataclasses.replace(config.model, adapter_name_or_path=None), questions, device="meta")
     with torch.device("meta"):
         model: Any = method.attach(loaded.model, family, config.tuning.settings)
     with tempfile.TemporaryDirectory() as cache:
-        samples = encoding.encode(config, family, loaded, questions, Path(cache))
-    layout = arguments.layout(config.training, config.prompt, world)
-    mixed = mixture(samples, config.data.mixture, layout.seed)
-    data = Data(encoded_questions(family, Loaded(model, loaded.tokenizer), samples), layout, mixture=mixed)
-    given = config.training.arguments
-    epochs = float(given.get("num_train_epochs", 3))
+        encoder = Encoder(config.prompt, config.model, family, loaded, Path(cache), config.data.num_workers)
+        encoded = encoder.encode(questions)
+    data = TrainingData(encoded, arguments.layout(training, config.prompt, world), file_weights=questions.mixture)
     plan = data.sampler(0, world)
-    planned = len(plan)
-    steps = int(given.get("max_steps", -1))
-    steps = steps if steps > 0 else math.ceil(planned * epochs)
-    tokens = round(plan.tokens() * steps / planned)
-    needed, local = memory(config, model, data, world), int(os.environ.get("LOCAL_WORLD_SIZE", world))
+    steps = int(training.arguments.get("max_steps", -1))
+    if steps <= 0:
+        steps = math.ceil(len(plan) * float(training.arguments.get("num_train_epochs", 3)))
+    tokens = round(plan.tokens() * steps / len(plan))
+    checkpointing = bool(
+        training.arguments.get("activation_checkpointing") or training.arguments.get("gradient_checkpointing")
+    )
+    generates = family.task == "generate"
+    size = ModelSize.of(model, generates=generates, load_in_4bit=config.model.load_in_4bit)
+    working = activations(model.config, data, checkpointing=checkpointing, generates=generates)
+    needed = memory(size, working, world)
     return Estimate(
-        parameters=sum(p.numel() for p in model.parameters()),
-        trainable=sum(p.numel() for p in model.parameters() if p.requires_grad),
+        parameters=size.parameters,
+        trainable=size.trained,
         steps=steps,
         tokens=tokens,
         padding=plan.padding(),
-        hours=seconds(config, model, tokens) / world / 3600,
+        hours=seconds(size, tokens, checkpointing=checkpointing) / world / 3600,
         memory=needed,
-        host=host(config, model, needed, (world, local)),
+        host=host_memory(
+            size,
+            needed,
+            world=world,
+            local=local,
+            use_cpu=bool(training.arguments.get("use_cpu")),
+            merges_adapter=config.model.adapter_name_or_path is not None,
+        ),
         processes=world,
         local=local,
-        truncation=encoding.table(samples.truncation, config),
+        truncation=truncation_table(encoded.truncation, config.prompt),
     )
 
 
-def checkpointing(config: Config) -> bool:
-    """Return whether activations are recomputed in the backward pass."""
-    given = config.training.arguments
-    return bool(given.get("activation_checkpointing") or given.get("gradient_checkpointing"))
-
-
-def seconds(config: Config, model: Any, tokens: int) -> float:
+def seconds(size: ModelSize, tokens: int, *, checkpointing: bool) -> float:
     """Return the seconds that one process of this machine needs for `tokens` tokens."""
-    tables = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
-    head = model.get_output_embeddings() if config.model.family != "bert" else None
-    tables |= {id(head.weight)} if head is not None else set()
-    # Embeddings are looked up, and logits are computed at few positions: neither is a matrix product for each token.
-    dense = sum(p.numel() for p in model.parameters() if id(p) not in tables)
-    trained = sum(p.numel() for p in model.parameters() if p.requires_grad and id(p) not in tables)
-    passes = 4 + (2 if checkpointing(config) else 0)
-    operations: int = tokens * (passes * dense + 2 * trained)
-    return operations / (rate(int(model.config.hidden_size)) * EFFICIENCY)
+    # 2 operations for each weight and token forward, 2 backward for the activations, 2 more for what is trained;
+    # checkpointing runs the forward pass twice.
+    operations: int = tokens * ((6 if checkpointing else 4) * size.dense + 2 * size.dense_trained)
+    return operations / (measured_rate(size.hidden) * EFFICIENCY)
 
 
-def rate(hidden: int) -> float:
+def measured_rate(hidden: int) -> float:
     """Return the operations per second of a matrix product of this width, measured here for a moment."""
     card = arguments.Card.here()
     device = torch.device("cuda" if card.cuda else "cpu")
-    kind = torch.float32 if not card.cuda else torch.bfloat16 if card.bf16 else torch.float16
-    left = torch.rand(1024, hidden, device=device, dtype=kind)
-    right = torch.rand(hidden, 4 * hidden, device=device, dtype=kind)
-    (left @ right).sum().item()
+    dtype = torch.float32 if not card.cuda else torch.bfloat16 if card.bf16 else torch.float16
+    left = torch.rand(1024, hidden, device=device, dtype=dtype)
+    right = torch.rand(hidden, 4 * hidden, device=device, dtype=dtype)
+    (left @ right).sum().item()  # the first product of a process also loads its kernels
     started, turns = time.perf_counter(), 0
     while time.perf_counter() - started < 0.3:
         for _ in range(4):
             product = left @ right
-        product[0, 0].item()
+        product[0, 0].item()  # waits for the card
         turns += 4
     return turns * 2 * 1024 * hidden * 4 * hidden / (time.perf_counter() - started)
 
 
-def memory(config: Config, model: Any, data: Data, world: int) -> dict[str, int]:
-    """Return the bytes that each process needs on its device: weights, gradients, Adam, buffers and activations."""
-    frozen = _frozen(config, model)
-    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    weights, gradients, adam = (trained * size for size in TRAINED_BYTES.values())
-    working = activations(config, model, data)
-    held = buffers(model, trained)
+def memory(size: ModelSize, working: int, world: int) -> dict[str, int]:
+    """Return the bytes that each process needs on its device, by stage.
+
+    Args:
+        size: of the model: weights, and with them gradients and Adam's two moments.
+        working: bytes of activations.
+        world: processes that ZeRO shares them out to.
+    """
+    weights, gradients, adam = (size.trained * number for number in (WEIGHT_BYTES, GRADIENT_BYTES, ADAM_BYTES))
+    held = buffers(size)
     return {
-        "none": frozen + weights + gradients + adam + working,
-        "zero2": frozen + weights + (gradients + adam) // world + held["zero2"] + working,
-        "zero3": (frozen + weights + gradients + adam) // world + held["zero3"] + working,
+        "none": size.frozen_bytes + weights + gradients + adam + working,
+        "zero2": size.frozen_bytes + weights + (gradients + adam) // world + held["zero2"] + working,
+        "zero3": (size.frozen_bytes + weights + gradients + adam) // world + held["zero3"] + working,
         "zero3_offload": held["zero3"] + working,
     }
 
 
-def host(config: Config, model: Any, needed: Mapping[str, int], processes: tuple[int, int]) -> dict[str, int]:
-    """Return the bytes of a machine's own memory for `processes`, in all and on this machine.
+def host_memory(
+    size: ModelSize, needed: Mapping[str, int], *, world: int, local: int, use_cpu: bool, merges_adapter: bool
+) -> dict[str, int]:
+    """Return the bytes of a machine's own memory, by stage.
 
-    Each holds the program, as this one does now. Weights go from the checkpoint's files, which are mapped and not
-    counted, straight to a card, one tensor after the other; the first process copies what was trained, to save it.
+    Each process holds the program, as this one does now. Weights go from the checkpoint's files, which are mapped and
+    not counted, straight to a card, one tensor after the other; the first process copies what was trained, to save it.
     Only an adapter that is merged before ZeRO-3 needs the whole model in every process, and what is offloaded stays.
+
+    Args:
+        size: of the model.
+        needed: bytes on each process's device, which is the machine's own memory where there is no card.
+        world: processes in all.
+        local: processes on this machine.
+        use_cpu: whether cards are left alone.
+        merges_adapter: whether `model.adapter_name_or_path` is set.
     """
-    world, local = processes
     program = psutil.Process().memory_info().rss
-    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    frozen = _frozen(config, model)
-    saved = trained * TRAINED_BYTES["weights"]
-    shared = (frozen + trained * sum(TRAINED_BYTES.values())) // world
-    if not arguments.Card.here(bool(config.training.arguments.get("use_cpu"))).cuda:
-        offloaded = {**dict.fromkeys(needed, 0), "zero3_offload": shared}
-        return {stage: local * (program + size + offloaded[stage]) + saved for stage, size in needed.items()}
-    largest = max(p.numel() * p.element_size() for p in model.parameters())
-    whole = frozen + saved if config.model.adapter_name_or_path else largest
-    each = {"none": largest, "zero2": largest, "zero3": whole, "zero3_offload": max(whole, shared)}
-    return {stage: local * (program + size) + saved for stage, size in each.items()}
+    saved = size.trained * WEIGHT_BYTES
+    offloaded = (size.frozen_bytes + size.trained * (WEIGHT_BYTES + GRADIENT_BYTES + ADAM_BYTES)) // world
+    if arguments.Card.here(use_cpu).cuda:
+        loading = size.frozen_bytes + saved if merges_adapter else size.largest_bytes
+        each = {
+            "none": size.largest_bytes,
+            "zero2": size.largest_bytes,
+            "zero3": loading,
+            "zero3_offload": max(loading, offloaded),
+        }
+    else:
+        each = {stage: needs + (offloaded if stage == "zero3_offload" else 0) for stage, needs in needed.items()}
+    return {stage: local * (program + needs) + saved for stage, needs in each.items()}
 
 
-def buffers(model: Any, trained: int) -> dict[str, int]:
+def buffers(size: ModelSize) -> dict[str, int]:
     """Return the bytes that the shipped ZeRO-2 and ZeRO-3 add on each process, in the type of computation.
 
     ZeRO-2 fills one bucket with gradients while the other is summed. ZeRO-3 has one, of the square of the width, and
     keeps whole weights that are needed again soon, up to `stage3_max_live_parameters`.
     """
-    bucket = int(model.config.hidden_size) ** 2
-    live = min(sum(p.numel() for p in model.parameters()), MOST_LIVE)
-    size = _number_bytes()
-    return {"zero2": 2 * arguments.bucket_size(trained) * size, "zero3": (bucket + live) * size}
+    zero3 = size.hidden**2 + min(size.parameters, MAX_LIVE)
+    return {"zero2": 2 * arguments.bucket_size(size.trained) * _number_bytes(), "zero3": zero3 * _number_bytes()}
 
 
-def _number_bytes() -> int:
-    return 2 if arguments.Card.here().cuda else 4
-
-
-def _frozen(config: Config, model: Any) -> int:
-    """Return the bytes of the weights that are not trained."""
-    if not config.model.load_in_4bit:
-        return int(sum(p.numel() * p.element_size() for p in model.parameters() if not p.requires_grad))
-    whole = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
-    whole |= {id(model.get_output_embeddings().weight)}
-    # PEFT keeps embeddings, norms and the output layer in float32.
-    total = 0.0
-    for parameter in model.parameters():
-        if not parameter.requires_grad:
-            few = parameter.dim() == 2 and id(parameter) not in whole
-            total += parameter.numel() * (FOUR_BITS if few else 4)
-    return round(total)
-
-
-def activations(config: Config, model: Any, data: Data) -> int:
+def activations(shape: Any, data: TrainingData, *, checkpointing: bool, generates: bool) -> int:
     """Return the bytes of activations of the largest micro-batch.
 
     What autograd keeps of a block for each token, in the compute type: about 12 vectors of the hidden size (inputs of
     the norms in float32, queries, keys, values, attention output) and 4 of the intermediate size; with checkpointing
     one vector for each block, and one block whole.
+
+    Args:
+        shape: the model's config.
+        data: what is trained on.
+        checkpointing: whether activations are recomputed in the backward pass.
+        generates: whether there are logits over the vocabulary, 3 times in float32.
     """
-    shape = model.config
     hidden = int(shape.hidden_size)
     inner = int(getattr(shape, "intermediate_size", None) or getattr(shape, "ffn_hidden_size", None) or 4 * hidden)
     layout = data.layout
-    widest = max(data.train.lengths) * min(layout.micro_batch, layout.global_batch)
-    slots = max(max(data.train.lengths), min(widest, layout.max_tokens or widest))
+    rows = min(layout.micro_batch, layout.global_batch)
+    longest = max(data.train.lengths)
+    # One question alone may exceed the limit of tokens.
+    slots = max(longest, min(longest * rows, layout.max_tokens or longest * rows))
     block = 12 * hidden + 4 * inner
     layers = int(shape.num_hidden_layers)
-    kept = layers * hidden + block if checkpointing(config) else layers * block
-    labels = max(data.train.num_targets) * min(layout.micro_batch, layout.global_batch)
-    logits = 3 * 4 * labels * int(getattr(shape, "vocab_size", 0)) if config.model.family != "bert" else 0
+    kept = layers * hidden + block if checkpointing else layers * block
+    logits = 3 * 4 * max(data.train.num_targets) * rows * int(getattr(shape, "vocab_size", 0)) if generates else 0
     return slots * kept * _number_bytes() + logits
+
+
+def _number_bytes() -> int:
+    return 2 if arguments.Card.here().cuda else 4

@@ -19,9 +19,10 @@ from cmexam_tune.models.adapters import Method
 from cmexam_tune.models.families import Family, Loaded
 from cmexam_tune.training import arguments as arguments_of
 from cmexam_tune.training import callbacks, checkpoints, monitor, processes, selfcheck
-from cmexam_tune.training.data import encoding
-from cmexam_tune.training.data.datasets import Data, encoded_questions, mixture
+from cmexam_tune.training.data.batches import TrainingData
+from cmexam_tune.training.data.encoding import Encoder, truncation_table
 from cmexam_tune.training.data.questions import QuestionFiles
+from cmexam_tune.training.data.sampler import Layout
 from cmexam_tune.training.run_directory import loss_curve, starting
 from cmexam_tune.training.run_directory import run as runs
 from cmexam_tune.training.trainer import ExamTrainer
@@ -78,7 +79,10 @@ def fit(
         arguments_of.align_for_zero3(model, bf16=args.bf16, fp16=args.fp16)
     loaded = Loaded(model, base.tokenizer)
 
-    data = _encode(config, family, loaded, train, validation, run.path / "cache", args)
+    cache = Path(config.data.cache_dir) if config.data.cache_dir else run.path / starting.CACHE
+    encoder = Encoder(config.prompt, config.model, family, loaded, cache, config.data.num_workers)
+    layout = arguments_of.layout(config.training, config.prompt, args.world_size)
+    data = _load_data(encoder, train, validation, layout, args)
     trainer = _make_trainer(config, family, loaded, args, data)
     with contextlib.ExitStack() as stack:
         if first:
@@ -129,35 +133,23 @@ def _unpartitioned(args: TrainingArguments) -> Iterator[None]:
         untyped.set_hf_deepspeed_config(args.hf_deepspeed_config)
 
 
-def _encode(
-    config: Config,
-    family: Family,
-    loaded: Loaded,
-    train: QuestionFiles,
-    validation: QuestionFiles,
-    cache: Path,
-    args: TrainingArguments,
-) -> Data:
-    cache = Path(config.data.cache_dir) if config.data.cache_dir else cache
+def _load_data(
+    encoder: Encoder, train: QuestionFiles, validation: QuestionFiles, layout: Layout, args: TrainingArguments
+) -> TrainingData:
     # The first process encodes and writes the cache, the others read it.
     with args.main_process_first(desc="encoding"):
-        encoded = encoding.encode(config, family, loaded, train, cache)
-        held_out = encoding.encode(config, family, loaded, validation, cache) if validation else None
+        encoded = encoder.encode(train)
+        held_out = encoder.encode(validation) if validation else None
     unlabelled = [i for i, num_targets in enumerate(encoded.num_targets) if num_targets == 0]
     monitor.refuse_unlabelled(encoded.table.select(unlabelled)["question_id"][:])
     if args.process_index == 0:
-        cli.note(encoding.table(encoded.truncation, config))
-    layout = arguments_of.layout(config.training, config.prompt, args.world_size)
-    return Data(
-        encoded_questions(family, loaded, encoded),
-        layout,
-        encoded_questions(family, loaded, held_out) if held_out else None,
-        list(validation),
-        mixture(encoded, config.data.mixture, layout.seed),
-    )
+        cli.note(truncation_table(encoded.truncation, encoder.prompt))
+    return TrainingData(encoded, layout, held_out, list(validation), train.mixture)
 
 
-def _make_trainer(config: Config, family: Family, loaded: Loaded, args: TrainingArguments, data: Data) -> ExamTrainer:
+def _make_trainer(
+    config: Config, family: Family, loaded: Loaded, args: TrainingArguments, data: TrainingData
+) -> ExamTrainer:
     trained = sum(p.numel() for p in loaded.model.parameters() if p.requires_grad)
     arguments_of.size_buckets(args, trained)
     try:

@@ -27,8 +27,8 @@ from cmexam_tune.models import checkpoint
 from cmexam_tune.models import precision as model_precision
 from cmexam_tune.models.families import Classifier, Family, Loaded
 from cmexam_tune.training import checkpoints, logits, monitor, processes
-from cmexam_tune.training.data.datasets import Data
-from cmexam_tune.training.data.sampler import Batch, Plan, StepLoader, spread
+from cmexam_tune.training.data.batches import Batch, StepLoader, TrainingData
+from cmexam_tune.training.data.sampler import Plan, spread
 
 
 class ExamTrainer(Trainer):
@@ -40,7 +40,7 @@ class ExamTrainer(Trainer):
     """
 
     def __init__(
-        self, config: Config, family: Family, loaded: Loaded, arguments: TrainingArguments, data: Data
+        self, config: Config, family: Family, loaded: Loaded, arguments: TrainingArguments, data: TrainingData
     ) -> None:
         self.config, self.family, self.loaded, self.data = config, family, loaded, data
         self.run_folder = Path(str(arguments.output_dir))

@@ -8,7 +8,7 @@ from pathlib import Path
 from cmexam_tune.core import files, jsonl
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.core.schema import Question
-from cmexam_tune.training.data.shuffled_options import shuffled
+from cmexam_tune.prompts.order import shuffled
 
 
 @dataclass(frozen=True)

@@ -7,38 +7,17 @@ their layout changes. Every process derives the whole plan from seed and epoch, 
 import bisect
 import itertools
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset
-
-from cmexam_tune.models.features import IGNORE_INDEX
-from cmexam_tune.training.data.mixture import Mixture
+from torch.utils.data import BatchSampler
 
 BUCKET_STEPS = 64
 """Steps that are sorted by length together: enough to leave little padding, few enough to stay random."""
 
-Sample = Mapping[str, Any]
-"""One encoded question: `question_id`, `input_ids`, `labels` and what else its family's `collate` reads."""
 MicroBatch = tuple[tuple[int, ...], ...]
 """Groups of sample indices; each group becomes one row of tokens."""
-
-
-class Batch(NamedTuple):
-    """One process's share of an optimizer step."""
-
-    micro: list[dict[str, Any]]
-    """Collated micro-batches, run one after the other before the optimizer steps."""
-    ids: list[list[str]]
-    """Question ids of each micro-batch."""
-    num_targets: list[int]
-    """Labels (generation) or questions (classification) in each micro-batch."""
-    step_targets: int
-    """The same, over the whole step and all processes: what the loss is divided by."""
-    tokens: int
-    """Tokens without padding, over the whole step and all processes."""
 
 
 class Plan(NamedTuple):
@@ -68,15 +47,42 @@ class Layout:
     seed: int = 0
 
 
-def length(sample: Sample) -> int:
-    """Return the tokens of a question; one with several sequences (multiple choice) counts its longest."""
-    ids = sample["input_ids"]
-    return max((len(item) for item in ids), default=0) if ids and isinstance(ids[0], Sequence) else len(ids)
+@dataclass(frozen=True)
+class Mixture:
+    """Files of which an epoch shows a part, or more than the whole.
 
+    A file of n questions with weight w gives round(w * n) to each epoch, at least one. They come from an endless
+    row of shuffled copies of the file, each epoch going on where the one before has ended: after any epoch no question
+    of a file has been shown more than once more often than another. All of it follows from seed and epoch alone.
 
-def label_count(sample: Sample) -> int:
-    """Return how many positions of a decoder's question carry a loss; nothing predicts the first position."""
-    return sum(label != IGNORE_INDEX for label in sample["labels"][1:])
+    Attributes:
+        sources: for each encoded question the number of its file, from 0.
+        weights: for each file how often an epoch shows it.
+        seed: of the order of the copies.
+    """
+
+    sources: Sequence[int]
+    weights: Sequence[float]
+    seed: int = 0
+
+    def counts(self) -> list[int]:
+        """Return how many questions of each file an epoch shows."""
+        sizes = [0] * len(self.weights)
+        for source in self.sources:
+            sizes[source] += 1
+        return [max(1, round(w * size)) if size else 0 for w, size in zip(self.weights, sizes, strict=True)]
+
+    def shown(self, epoch: int) -> list[int]:
+        """Return the questions of an epoch from 0, file by file; one stands there as often as it is shown."""
+        found: list[int] = []
+        for number, count in enumerate(self.counts()):
+            members = [i for i, source in enumerate(self.sources) if source == number]
+            first, end = epoch * count, (epoch + 1) * count
+            for copy in range(first // len(members), -(-end // len(members))) if members else ():
+                mixed = random.Random(f"{self.seed}/{number}/{copy}").sample(members, len(members))
+                start = copy * len(members)
+                found += mixed[max(first - start, 0) : end - start]
+        return found
 
 
 def order(lengths: Sequence[int], layout: Layout, epoch: int, mixture: Mixture | None = None) -> list[list[int]]:
@@ -207,59 +213,3 @@ class StepSampler(BatchSampler):
                 total += sum(slots(micro, self.lengths) for micro in micros)
             used += sum(self.lengths[i] for i in step)
         return 1 - used / total
-
-
-class EncodedQuestions(Dataset[Batch]):
-    """The samples of a run; indexing with a `Plan` collates its micro-batches."""
-
-    def __init__(self, table: Any, lengths: Sequence[int], num_targets: Sequence[int], collate: Any) -> None:
-        """Take a `datasets.Dataset` of samples, their tokens, their labels (classifiers: 1 each), and a collator."""
-        self.table, self.lengths, self.num_targets, self.collate = table, lengths, num_targets, collate
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def __getitem__(self, plan: Plan) -> Batch:
-        samples = self._samples([i for micro in plan.micro for group in micro for i in group])
-        filled = [[[samples[i] for i in group] for group in micro] for micro in plan.micro]
-        return Batch(
-            [self.collate(groups) if groups else self._nothing() for groups in filled],
-            [[str(sample["question_id"]) for group in groups for sample in group] for groups in filled],
-            [sum(self.num_targets[i] for group in micro for i in group) for micro in plan.micro],
-            plan.step_targets,
-            plan.tokens,
-        )
-
-    def _samples(self, indices: Sequence[int]) -> dict[int, Sample]:
-        """Read some samples from the disk, all at once."""
-        if not indices:
-            return {}
-        columns = self.table[list(indices)]
-        rows = zip(*columns.values(), strict=True)
-        return {i: dict(zip(columns, row, strict=True)) for i, row in zip(indices, rows, strict=True)}
-
-    def _nothing(self) -> dict[str, Any]:
-        """Return a batch whose loss weighs nothing, for a process that has no question left in the last step."""
-        return dict(self.collate([[self._samples([0])[0]]]))
-
-
-class StepLoader(DataLoader[Batch]):
-    """DataLoader of whole steps that hands the epoch on to its sampler.
-
-    Its own generator keeps the workers' seeds from drawing on the global random state, which resuming restores.
-    """
-
-    def __init__(self, questions: EncodedQuestions, sampler: StepSampler, **options: Any) -> None:
-        super().__init__(
-            questions, batch_sampler=sampler, collate_fn=_only, generator=torch.Generator().manual_seed(0), **options
-        )
-
-    def set_epoch(self, epoch: int) -> None:
-        """Called by the Trainer at the start of an epoch."""
-        sampler = self.batch_sampler
-        assert isinstance(sampler, StepSampler)
-        sampler.set_epoch(epoch)
-
-
-def _only(batches: list[Batch]) -> Batch:
-    return batches[0]

@@ -37,8 +37,8 @@ def runs(folder: str | Path) -> list[Line]:
     top = Path(folder)
     if not top.is_dir():
         raise UserError(f"{top}: no such folder. Name one that holds run folders, for example runs.")
-    found = [line for path in _folders(top) if (line := _line(path)) is not None]
-    return sorted(found, key=lambda line: line.hours)
+    lines = [line for path in _folders(top) if (line := _line(path)) is not None]
+    return sorted(lines, key=lambda line: line.hours)
 
 
 def _folders(top: Path) -> Iterator[Path]:
@@ -50,17 +50,19 @@ def _folders(top: Path) -> Iterator[Path]:
 
 
 def _line(path: Path) -> Line | None:
+    """Return what there is to say of a run; None, with a note, if it cannot be read."""
     from cmexam_tune.config import parse_config, read_yaml
-    from cmexam_tune.training.run_directory import run as folders
+    from cmexam_tune.training.run_directory import run as run_directory
 
     try:
-        run = folders.open_values(path, parse_config(read_yaml(path / "config.yaml"), str(path / "config.yaml")))
+        run = run_directory.Run(path, parse_config(read_yaml(path / "config.yaml"), str(path / "config.yaml")))
         log = run.log
     except (UserError, ValueError) as error:
         cli.note(f"note: {path} is left out, it cannot be read ({str(error).splitlines()[0]})")
         return None
     losses = [entry["loss"] for entry in log if "loss" in entry]
-    seen = [entry["eval_exam_accuracy"] for entry in log if "eval_exam_accuracy" in entry]
+    accuracies = [entry["eval_exam_accuracy"] for entry in log if "eval_exam_accuracy" in entry]
+    reported = _reported(path)
     written = max(file.stat().st_mtime for file in path.iterdir() if file.is_file())
     config = run.config
     return Line(
@@ -68,7 +70,7 @@ def _line(path: Path) -> Line | None:
         f"{config.model.family} {config.tuning.method}",
         ", ".join(dict.fromkeys(Path(file).name.removesuffix(".questions.jsonl") for file in config.data.train)),
         losses[-1] if losses else None,
-        reported if (reported := _reported(path)) is not None else max(seen, default=None),
+        max(accuracies, default=None) if reported is None else reported,
         (time.time() - written) / 3600,
         _next(path, run.finished),
     )
@@ -76,15 +78,15 @@ def _line(path: Path) -> Line | None:
 
 def _reported(path: Path) -> float | None:
     """Return the accuracy of the newest report about the run."""
-    from cmexam_tune.training.run_directory import run as folders
+    from cmexam_tune.training.run_directory import run as run_directory
 
-    for file in reversed(folders.reports(path)):
+    for file in reversed(run_directory.reports(path)):
         try:
             report = documents.read_json(file, "report")
         except UserError as error:
             cli.note(f"note: a report is left out, it cannot be read ({str(error).splitlines()[0]})")
             continue
-        if not folders.about(report, path):
+        if not run_directory.is_about(report, path):
             continue
         overall = report.get("overall")
         value = overall.get("accuracy") if isinstance(overall, dict) else None
@@ -132,9 +134,9 @@ def main(argv: Sequence[str]) -> int | None:
         "examples:\n  cmexam-tune runs runs",
     )
     parser.add_argument("folder", nargs="?", default="runs", metavar="DIR", help="folder of run folders; default: runs")
-    got = parser.parse_args(list(argv))
-    found = runs(got.folder)
-    cli.say(table(found).text() if found else f"{got.folder}: no run in it.")
+    folder = parser.parse_args(list(argv)).folder
+    lines = runs(folder)
+    cli.say(table(lines).text() if lines else f"{folder}: no run in it.")
     return None
 
 

@@ -131,8 +131,9 @@ def test_buckets_are_sized_to_what_is_trained() -> None:
     most = arguments.MAX_BUCKET
     for trained, expected in ((4_000_000, 4_000_000), (7_000_000_000, most), (10, 2**16), (70_001, 70_002)):
         content = json.loads(arguments.deepspeed_path("zero2").read_text(encoding="utf-8"))
-        given: Any = SimpleNamespace(deepspeed="zero2", hf_deepspeed_config=SimpleNamespace(config=content))
-        arguments.size_buckets(given, trained)
+        zero2 = SimpleNamespace(config=content, is_zero3=lambda: False)
+        args: Any = SimpleNamespace(deepspeed="zero2", hf_deepspeed_config=zero2, bf16=True, fp16=False)
+        arguments.fit_deepspeed(args, torch.nn.Linear(trained, 1, bias=False, device="meta"))
         assert content["zero_optimization"]["reduce_bucket_size"] == expected
         assert content["zero_optimization"]["allgather_bucket_size"] == expected
 

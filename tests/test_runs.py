@@ -11,7 +11,7 @@ import train_helpers
 
 from cmexam_tune import config, runs
 from cmexam_tune.core.errors import UserError
-from cmexam_tune.training.run_directory import loss_curve
+from cmexam_tune.training.run_directory import log
 
 LOG = [{"step": i, "loss": 3 * math.exp(-i / 30) + 1} for i in range(1, 101)]
 
@@ -68,21 +68,21 @@ def test_folders_without_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 def heights(plot: str, mark: str = "*") -> list[int | None]:
     """Return for each column in which row its mark stands."""
-    lines = [line[10:].ljust(60) for line in plot.splitlines()[1 : 1 + loss_curve.HEIGHT]]
+    lines = [line[10:].ljust(60) for line in plot.splitlines()[1 : 1 + log.HEIGHT]]
     return [next((row for row, line in enumerate(lines) if line[x] == mark), None) for x in range(60)]
 
 
 def test_plot_falls_as_the_loss_does() -> None:
-    shown = loss_curve.text(LOG)
+    shown = log.terminal_plot(LOG)
     assert heights(shown) == sorted(row for row in heights(shown) if row is not None), "one mark in each column"
-    assert (heights(shown)[0], heights(shown)[-1]) == (0, loss_curve.HEIGHT - 1)
+    assert (heights(shown)[0], heights(shown)[-1]) == (0, log.HEIGHT - 1)
     assert shown.splitlines()[1].split()[0] == "3.9" and shown.endswith("step 100")
 
 
 def test_plot_of_a_short_run_and_of_validation() -> None:
     two = [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0, "eval_loss": 3.0}]
-    assert loss_curve.text(two[:1]) == "loss: 2 at step 1" and loss_curve.text([]) == ""
-    shown = loss_curve.text(two)
+    assert log.terminal_plot(two[:1]) == "loss: 2 at step 1" and log.terminal_plot([]) == ""
+    shown = log.terminal_plot(two)
     assert [row for row in heights(shown, "o") if row is not None] == [0] and "o validation" in shown
     line = heights(shown)[:-1]
     assert line[0] == 4 and None not in line and line == sorted(line), "halfway between 3 and 1, then down"
@@ -90,10 +90,10 @@ def test_plot_of_a_short_run_and_of_validation() -> None:
 
 def test_picture_is_xml_with_both_curves() -> None:
     both = [*LOG, {"step": 50, "eval_loss": 2.0}, {"step": 100, "eval_loss": 1.5}]
-    root = ElementTree.fromstring(loss_curve.svg(both))
+    root = ElementTree.fromstring(log.svg_plot(both))
     lines = [element for element in root.iter() if element.tag.endswith("polyline")]
     assert [len(line.get("points", "").split()) for line in lines] == [100, 2]
     assert sum(element.tag.endswith("circle") for element in root.iter()) == 2, "a single point must be seen too"
     texts = [element.text for element in root.iter() if element.tag.endswith("text")]
     assert "validation loss" in texts and "step 100" in texts
-    assert ElementTree.fromstring(loss_curve.svg([])) is not None
+    assert ElementTree.fromstring(log.svg_plot([])) is not None

@@ -5,6 +5,7 @@ import errno
 import fcntl
 import glob
 import hashlib
+import json
 import os
 import re
 import secrets
@@ -112,6 +113,13 @@ def atomic_write(path: str | Path, binary: bool = False) -> Iterator[IO[Any]]:
             handle.flush()
             os.fsync(handle.fileno())
         part.replace(path)
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    """Write a value as JSON that people can read, whole or not at all."""
+    with atomic_write(path) as handle:
+        json.dump(value, handle, ensure_ascii=False, indent=2)
+        handle.write("\n")
 
 
 @contextlib.contextmanager

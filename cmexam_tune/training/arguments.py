@@ -171,19 +171,6 @@ def choose_precision(values: Mapping[str, Any], card: Card, weights_dtype: str =
     return {"bf16": card.bf16 if card.cuda else weights_dtype == "bfloat16", "fp16": card.cuda and not card.bf16}
 
 
-def align_for_zero3(model: torch.nn.Module, *, bf16: bool, fp16: bool) -> None:
-    """Put what is trained into the type that ZeRO-3 computes in; its optimizer keeps float32 of its own.
-
-    It casts nothing that is new in a model which it loaded itself. LoRA matrices and prefixes are cast where they are
-    used and stay as they are; a head, a bias or an embedding in float32 would meet activations in half precision, and
-    all that is trained has to be of one type.
-    """
-    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    if (bf16 or fp16) and any("lora_" not in name and MODULE not in name.split(".") for name in trained):
-        for parameter in trained.values():
-            parameter.data = parameter.data.to(torch.bfloat16 if bf16 else torch.float16)
-
-
 def precision_warnings(
     training: TrainingConfig, method: str | None, *, fp16: bool, trainable: Mapping[str, torch.dtype]
 ) -> list[str]:
@@ -259,17 +246,29 @@ def _start_deepspeed() -> None:
     deepspeed.init_distributed(dist_backend=backend or ("nccl" if torch.cuda.is_available() else "gloo"))
 
 
-def size_buckets(arguments: TrainingArguments, trained: int) -> None:
-    """Set ZeRO-2's buckets that are `auto` to what is trained: for 4 million parameters 2 GB would be idle.
+def fit_deepspeed(arguments: TrainingArguments, model: torch.nn.Module) -> None:
+    """Fit model and DeepSpeed's configuration to each other, before the Trainer is made.
 
-    Called before the Trainer is made; ZeRO-3's follow the model's width, as transformers does it.
+    ZeRO-2's buckets that are `auto` get the size of what is trained: for 4 million parameters 2 GB would be idle.
+    ZeRO-3's follow the model's width, as transformers does it.
+
+    Under ZeRO-3 what is trained is put into the type that it computes in; its optimizer keeps float32 of its own. It
+    casts nothing that is new in a model which it loaded itself. LoRA matrices and prefixes are cast where they are used
+    and stay as they are; a head, a bias or an embedding in float32 would meet activations in half precision, and all
+    that is trained has to be of one type.
     """
     if not arguments.deepspeed:
         return
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     zero = arguments.hf_deepspeed_config.config.get("zero_optimization", {})
     for name in ("reduce_bucket_size", "allgather_bucket_size"):
         if zero.get("stage") in (1, 2) and zero.get(name) == "auto":
-            zero[name] = bucket_size(trained)
+            zero[name] = bucket_size(sum(parameter.numel() for parameter in trained.values()))
+    if not arguments.hf_deepspeed_config.is_zero3() or not (arguments.bf16 or arguments.fp16):
+        return
+    if any("lora_" not in name and MODULE not in name.split(".") for name in trained):
+        for parameter in trained.values():
+            parameter.data = parameter.data.to(torch.bfloat16 if arguments.bf16 else torch.float16)
 
 
 def bucket_size(trained: int) -> int:

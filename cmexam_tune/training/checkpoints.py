@@ -239,8 +239,7 @@ def write_manifest(folder: Path, checksums: Mapping[str, str], *, processes: int
     """Write checksums.json, signed where DeepSpeed will unpickle what it names."""
     manifest = Manifest(dict(sorted(checksums.items())), processes, deepspeed)
     content = asdict(replace(manifest, signature=manifest.signed()) if deepspeed else manifest)
-    with files.atomic_write(folder / MANIFEST) as handle:
-        json.dump(content, handle, indent=1)
+    files.write_json(folder / MANIFEST, content)
     sync(folder)
 
 

@@ -23,7 +23,7 @@ from cmexam_tune.training.data.batches import TrainingData
 from cmexam_tune.training.data.encoding import Encoder, truncation_table
 from cmexam_tune.training.data.questions import QuestionFiles
 from cmexam_tune.training.data.sampler import Layout
-from cmexam_tune.training.run_directory import loss_curve, starting
+from cmexam_tune.training.run_directory import log, starting
 from cmexam_tune.training.run_directory import run as runs
 from cmexam_tune.training.trainer import ExamTrainer
 
@@ -66,7 +66,7 @@ def fit(
         starting.restore_backup(run.path)
     processes.barrier()
     if run.finished and not overwrite:
-        return runs.open_values(run.path, config)
+        return run
     resume = None
     if not overwrite:
         resume = checkpoints.find_resumable(run.path, deepspeed=bool(args.deepspeed), trusted=trusted)
@@ -75,8 +75,7 @@ def fit(
     set_seed(args.seed)
     base = load_base(family, config.model, train, args)
     model: Any = method.attach(base.model, family, config.tuning.settings)
-    if _is_zero3(args):
-        arguments_of.align_for_zero3(model, bf16=args.bf16, fp16=args.fp16)
+    arguments_of.fit_deepspeed(args, model)
     loaded = Loaded(model, base.tokenizer)
 
     cache = Path(config.data.cache_dir) if config.data.cache_dir else run.path / starting.CACHE
@@ -96,7 +95,8 @@ def fit(
             trainer.add_callback(callbacks.FirstStep(release_backup))
         processes.barrier()
         metrics = _take_steps(trainer, resume)
-        return runs.Run(run.path, config, _finish(run, trainer, method, metrics))
+        _finish(run, trainer, method, metrics)
+    return run
 
 
 def load_base(family: Family, model: ModelConfig, questions: QuestionFiles, args: TrainingArguments) -> Loaded:
@@ -105,7 +105,7 @@ def load_base(family: Family, model: ModelConfig, questions: QuestionFiles, args
     Straight to the card, so that several processes do not hold a copy each in the host's memory first. Under ZeRO-3
     transformers shares the weights out among the processes while it loads.
     """
-    zero3 = _is_zero3(args)
+    zero3 = bool(args.deepspeed) and args.hf_deepspeed_config.is_zero3()
     with _unpartitioned(args) if zero3 and model.adapter_name_or_path else contextlib.nullcontext():
         loaded = family.load(model, questions, "cpu" if zero3 else str(args.device))
     if args.gradient_checkpointing:
@@ -113,10 +113,6 @@ def load_base(family: Family, model: ModelConfig, questions: QuestionFiles, args
         base: Any = loaded.model
         base.enable_input_require_grads()
     return loaded
-
-
-def _is_zero3(args: TrainingArguments) -> bool:
-    return bool(args.deepspeed) and args.hf_deepspeed_config.is_zero3()
 
 
 @contextlib.contextmanager
@@ -150,8 +146,6 @@ def _load_data(
 def _make_trainer(
     config: Config, family: Family, loaded: Loaded, args: TrainingArguments, data: TrainingData
 ) -> ExamTrainer:
-    trained = sum(p.numel() for p in loaded.model.parameters() if p.requires_grad)
-    arguments_of.size_buckets(args, trained)
     try:
         trainer = ExamTrainer(config, family, loaded, args, data)
         trainer.try_optimizer()
@@ -163,7 +157,7 @@ def _make_trainer(
         raise ConfigError(f"training: {first_line(error)}") from None
     trainer.remove_callback(DEFAULT_PROGRESS_CALLBACK)  # another class in a notebook
     trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(callbacks.JsonlLog(trainer.run_folder / runs.LOG))
+    trainer.add_callback(callbacks.JsonlLog(trainer.run_folder / log.LOG))
     trainer.add_callback(callbacks.StopOnRequest(trainer))
     if config.training.early_stopping_patience is not None:
         trainer.add_callback(EarlyStoppingCallback(config.training.early_stopping_patience))
@@ -220,12 +214,8 @@ def _take_steps(trainer: ExamTrainer, resume: Path | None) -> dict[str, float]:
     return dict(result.metrics)
 
 
-def _finish(run: runs.Run, trainer: ExamTrainer, method: Method, metrics: dict[str, float]) -> dict[str, float]:
-    """Write what training leaves, the Trainer's state last: its presence says that all is there.
-
-    Returns:
-        The metrics that were written.
-    """
+def _finish(run: runs.Run, trainer: ExamTrainer, method: Method, metrics: dict[str, float]) -> None:
+    """Write what training leaves, the Trainer's state last: its presence says that all is there."""
     state_dict = trainer.state_dict_on_rank0()
     args = trainer.args
     metrics["padding"] = trainer.data.sampler(0, args.world_size).padding()
@@ -235,14 +225,13 @@ def _finish(run: runs.Run, trainer: ExamTrainer, method: Method, metrics: dict[s
     metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
     if args.process_index == 0:
         labels = trainer.loaded.model.config.id2label if trainer.family.task == "classify" else None
-        card = runs.card(run.config, checkpoint.tokenizer_hash(trainer.loaded.tokenizer), labels)
+        card = runs.Card.of(run.config, checkpoint.tokenizer_hash(trainer.loaded.tokenizer), labels)
         selfcheck.save_and_verify(run.adapter, trainer, method, state_dict, card)
-        runs.write_json(run.path / runs.METRICS, metrics)
+        files.write_json(run.path / runs.METRICS, metrics)
         trainer.state.save_to_json(str(run.path / f".{runs.STATE}"))
         with files.atomic_write(run.path / "loss.svg") as handle:
-            handle.write(loss_curve.svg(run.log))
+            handle.write(log.svg_plot(run.log))
         (run.path / f".{runs.STATE}").replace(run.path / runs.STATE)
         if not args.disable_tqdm and not cli.in_notebook():
-            cli.note(loss_curve.text(run.log))
+            cli.note(log.terminal_plot(run.log))
     processes.barrier()
-    return metrics

@@ -4,15 +4,14 @@ import dataclasses
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 import torch
 
+from cmexam_tune.core import files
 from cmexam_tune.core.errors import TrainingStopped
 from cmexam_tune.models.adapters import Method
-from cmexam_tune.models.families import Classifier
 from cmexam_tune.training import checkpoints
-from cmexam_tune.training.data.sampler import Plan
 from cmexam_tune.training.run_directory import run as runs
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ def save_and_verify(
         method.save(model, staged, gathered)
         if method.standalone:
             trainer.loaded.tokenizer.save_pretrained(staged)
-        runs.write_json(staged / runs.CARD, dataclasses.asdict(card))
+        files.write_json(staged / runs.CARD, dataclasses.asdict(card))
         if not any(path.stat().st_size for path in staged.glob("*.safetensors")):
             raise TrainingStopped(f"{run}: {method} wrote no weights.")
         if not trainer.zero3:
@@ -82,12 +81,12 @@ def _check_logits(saved: Path, trainer: "ExamTrainer", method: Method, state_dic
     """
     model = trainer.unwrapped_model
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    before = _logits(trainer, model)
+    before = trainer.probe_logits()
     for parameter in trained.values():
         parameter.zero_()
     try:
         method.load(model, saved)
-        after = _logits(trainer, model)
+        after = trainer.probe_logits()
     finally:
         for name, value in state_dict.items():
             trained[name].copy_(value)
@@ -99,16 +98,3 @@ def _check_logits(saved: Path, trainer: "ExamTrainer", method: Method, state_dic
             f"{saved.parent}: the adapter that was written gives other logits than the trained model (by "
             f"{difference:.3g}). The last checkpoint is kept; please report this."
         )
-
-
-def _logits(trainer: "ExamTrainer", model: Any) -> torch.Tensor:
-    """Return the logits of the first training question: float32 [labels, vocabulary], of a classifier [1, options]."""
-    batch = trainer.data.train[Plan((((0,),),), 1)]
-    inputs = trainer.on_device(batch.micro[0])
-    with trainer.autocast():
-        if trainer.label_logits is not None:
-            labels = inputs.pop("labels")
-            scores, _ = trainer.label_logits(model.eval(), inputs, labels)
-        else:
-            scores = cast(Classifier, trainer.family).scores(model.eval(), inputs)
-    return torch.as_tensor(scores).float()

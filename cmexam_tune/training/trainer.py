@@ -275,6 +275,20 @@ class ExamTrainer(Trainer):
             )
         return processes.total((summed,), args.device)[0]
 
+    def probe_logits(self) -> torch.Tensor:
+        """Return the logits of the first training question: float32 [labels, vocabulary], of a classifier [1, options].
+
+        Not under ZeRO-3, where one process cannot run a forward pass by itself.
+        """
+        batch = self.data.train[Plan((((0,),),), 1)]
+        model, inputs = self.unwrapped_model.eval(), self.on_device(batch.micro[0])
+        with torch.no_grad(), self.autocast():
+            if self.label_logits is None:
+                return cast(Classifier, self.family).scores(model, inputs).float()
+            labels = inputs.pop("labels")
+            scores, _ = self.label_logits(model, inputs, labels)
+            return torch.as_tensor(scores).float()
+
     def exam_accuracy(self) -> float:
         """Return the percentage of validation questions answered exactly right, with the config's decoding.
 

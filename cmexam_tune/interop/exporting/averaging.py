@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cmexam_tune.config import dump_config
-from cmexam_tune.core import documents
+from cmexam_tune.core import documents, files
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.training.run_directory import run as runs
 
@@ -81,7 +81,7 @@ def averaged(folders: Sequence[str | Path], overrides: Sequence[str] = ()) -> It
         mean = runs.Run(Path(made), config)
         (mean.path / runs.CONFIG).write_text(dump_config(config), encoding="utf-8")
         shutil.copytree(opened[0].adapter, mean.adapter)
-        runs.write_json(mean.adapter / ADAPTER_CONFIG, {**_written(mean), "r": rank, "lora_alpha": rank})
+        files.write_json(mean.adapter / ADAPTER_CONFIG, {**_written(mean), "r": rank, "lora_alpha": rank})
         _join(opened, mean.adapter / WEIGHTS)
         yield mean.path
 

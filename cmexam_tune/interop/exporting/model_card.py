@@ -81,7 +81,7 @@ def _reports(run: Path) -> list[tuple[str, str]]:
     found = []
     for path in runs.reports(run):
         report = documents.read_json(path, "report")
-        if not runs.about(report, run):
+        if not runs.is_about(report, run):
             continue
         overall, asked = report.get("overall") or {}, (report.get("provenance") or {}).get("questions") or []
         if "accuracy" in overall:

@@ -13,30 +13,28 @@ checkpoint-<step>/   to resume from
 
 import dataclasses
 import html
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cmexam_tune.config import Config, load_config
-from cmexam_tune.core import documents, files, jsonl, variants
+from cmexam_tune.core import documents, jsonl, variants
 from cmexam_tune.core.errors import ConfigError, UserError
 from cmexam_tune.models.adapters import Method
 from cmexam_tune.models.families import Family, Loaded
-from cmexam_tune.training.run_directory.log import read_log
+from cmexam_tune.training.run_directory.log import LOG, read_log
 
-CONFIG, ADAPTER, LOG, STATE = "config.yaml", "adapter", "log.jsonl", "trainer_state.json"
+CONFIG, ADAPTER, STATE = "config.yaml", "adapter", "trainer_state.json"
 ENVIRONMENT, METRICS, CARD = "environment.json", "metrics.json", "cmexam_tune.json"
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder."""
+    """A run folder and its config; everything else is read from it when it is asked for."""
 
     path: Path
     config: Config
-    metrics: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def adapter(self) -> Path:
@@ -47,6 +45,18 @@ class Run:
     def finished(self) -> bool:
         """Whether training has come to its end."""
         return (self.path / STATE).is_file() and self.adapter.is_dir()
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The numbers of metrics.json; {} while training has not finished.
+
+        Raises:
+            UserError: it is damaged.
+        """
+        if not (self.path / METRICS).is_file():
+            return {}
+        values = documents.read_json(self.path / METRICS, "file of metrics")
+        return {name: value for name, value in values.items() if type(value) in (int, float)}
 
     @property
     def log(self) -> list[dict[str, float]]:
@@ -78,6 +88,22 @@ class Card:
     """Outputs of a classification head, which nothing else in an adapter names."""
 
     @classmethod
+    def of(cls, config: Config, tokenizer_hash: str, labels: Mapping[Any, str] | None = None) -> "Card":
+        """Return the card of what this config trains."""
+        return cls(
+            family=config.model.family,
+            method=str(config.tuning.method),
+            base=config.model.model_name_or_path,
+            base_adapter=config.model.adapter_name_or_path,
+            template=config.prompt.template,
+            system=config.prompt.system,
+            style=config.prompt.style,
+            num_virtual_tokens=dataclasses.asdict(config.tuning.settings).get("num_virtual_tokens"),
+            tokenizer=tokenizer_hash,
+            labels=labels,
+        )
+
+    @classmethod
     def read(cls, run: Run) -> "Card":
         """Return the card of a run.
 
@@ -98,19 +124,7 @@ def open_run(folder: str | Path, overrides: Sequence[str] = ()) -> Run:
     path = Path(folder)
     if not (path / CONFIG).is_file():
         raise UserError(f"{path}: no run folder, it has no {CONFIG}. Run folders are written by `cmexam-tune train`.")
-    return Run(path, load_config((path / CONFIG).resolve(), overrides), _metrics(path))
-
-
-def _metrics(path: Path) -> Mapping[str, float]:
-    if not (path / METRICS).is_file():
-        return {}
-    values = documents.read_json(path / METRICS, "file of metrics")
-    return {name: value for name, value in values.items() if type(value) in (int, float)}
-
-
-def open_values(path: Path, config: Config) -> Run:
-    """Return the run at `path` whose config has been read already."""
-    return Run(path, config, _metrics(path))
+    return Run(path, load_config((path / CONFIG).resolve(), overrides))
 
 
 def reports(path: Path) -> list[Path]:
@@ -119,35 +133,12 @@ def reports(path: Path) -> list[Path]:
     return sorted([*path.glob("**/report.json"), *beside], key=lambda file: file.stat().st_mtime)
 
 
-def about(report: Mapping[str, Any], path: Path) -> bool:
+def is_about(report: Mapping[str, Any], path: Path) -> bool:
     """Return whether a report is of the run in this folder: one of another run may have been put there."""
     identity = report.get("identity")
     scored = identity.get("adapter") if isinstance(identity, dict) else None
     parts, own = Path(scored).parts[-2:] if isinstance(scored, str) else (), path.resolve().parts
     return own[len(own) - len(parts) :] == parts
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write JSON beside `path` and rename."""
-    with files.atomic_write(path) as handle:
-        json.dump(value, handle, ensure_ascii=False, indent=2)
-        handle.write("\n")
-
-
-def card(config: Config, tokenizer_hash: str, labels: Mapping[Any, str] | None = None) -> Card:
-    """Return the card of what this config trains."""
-    return Card(
-        family=config.model.family,
-        method=str(config.tuning.method),
-        base=config.model.model_name_or_path,
-        base_adapter=config.model.adapter_name_or_path,
-        template=config.prompt.template,
-        system=config.prompt.system,
-        style=config.prompt.style,
-        num_virtual_tokens=dataclasses.asdict(config.tuning.settings).get("num_virtual_tokens"),
-        tokenizer=tokenizer_hash,
-        labels=labels,
-    )
 
 
 def parts(config: Config) -> tuple[Family, Method]:
@@ -188,7 +179,7 @@ def load(folder: str | Path, overrides: Sequence[str] = (), device: str = "cpu")
 def _check_card(run: Run, stored: Card, tokenizer: Any) -> None:
     from cmexam_tune.models.checkpoint import tokenizer_hash
 
-    now = vars(card(run.config, tokenizer_hash(tokenizer)))
+    now = vars(Card.of(run.config, tokenizer_hash(tokenizer)))
     keys = ("family", "method", "template", "num_virtual_tokens", "tokenizer")
     if (key := next((key for key in keys if getattr(stored, key) != now[key]), None)) is None:
         return

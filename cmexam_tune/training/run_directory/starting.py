@@ -76,7 +76,7 @@ def resolve_run(config: Config, *, overwrite: bool = False, resume: bool = False
             f"out={path} holds another experiment; it differs in {'; '.join(different[:NAMED])}{rest}. "
             "Choose another out=..., or add --overwrite to replace it."
         )
-    return runs.Run(path, config, run.metrics)
+    return runs.Run(path, config)
 
 
 def absolute(config: Config) -> Config:
@@ -123,7 +123,7 @@ def _open_or_refuse(path: Path) -> runs.Run:
         raise UserError(f"out={path}: the folder is not empty and holds no run. Choose another out=...")
     try:
         # Only compared with the config of the command, which has been asked for its consent to others' code.
-        return runs.open_values(path, parse_config(read_yaml(path / runs.CONFIG), str(path / runs.CONFIG)))
+        return runs.Run(path, parse_config(read_yaml(path / runs.CONFIG), str(path / runs.CONFIG)))
     except ConfigError as error:
         raise UserError(f"out={path}: holds a run that cannot be read. Choose another out=...\n{error}") from None
 
@@ -223,7 +223,7 @@ def write_environment(run: runs.Run, device: str, processes: int) -> None:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    runs.write_json(
+    files.write_json(
         run.path / runs.ENVIRONMENT,
         {
             "cmexam_tune": __version__,

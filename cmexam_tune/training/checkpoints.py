@@ -16,7 +16,6 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -33,29 +32,6 @@ PREFIX = "checkpoint-"
 OWNER = re.compile(r"(?:rank_|rng_state_)(\d+)")
 """How DeepSpeed and the Trainer name the files that one process writes."""
 GO_BACK = "Delete this folder to go on from the checkpoint before it."
-
-
-@dataclass(frozen=True)
-class Callbacks:
-    """What a trainer_state.json holds of the Trainer's callbacks."""
-
-    TrainerControl: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class State:
-    """What a trainer_state.json holds, as far as the Trainer or we read it."""
-
-    global_step: int
-    max_steps: int
-    log_history: tuple[Mapping[str, Any], ...]
-    stateful_callbacks: Callbacks
-    epoch: float | None = None
-    total_flos: float = 0.0
-    num_input_tokens_seen: int = 0
-    best_metric: float | None = None
-    best_global_step: int | None = None
-    best_model_checkpoint: str | None = None
 
 
 @dataclass(frozen=True)
@@ -104,14 +80,13 @@ def find_resumable(run_folder: Path, *, deepspeed: bool, trusted: bool) -> Path 
     Every damaged one that is passed over is named.
 
     Raises:
-        UserError: training cannot go on from it (`check_resumable`, `check_state`).
+        UserError: training cannot go on from it (`check_resumable`).
     """
     rank, world = processes.place()
     for folder in processes.gather(newest_first(run_folder))[0]:
         problems = [problem for problem in processes.gather(damage(folder, rank, world)) if problem]
         if not problems:
             check_resumable(folder, deepspeed=deepspeed, trusted=trusted)
-            check_state(folder)
             return Path(folder)
         if rank == 0:
             cli.note(f"note: {folder} is damaged ({problems[0]}); going back to the checkpoint before it")
@@ -143,17 +118,6 @@ def check_resumable(folder: Path, *, deepspeed: bool, trusted: bool) -> None:
             f"{folder}: this DeepSpeed checkpoint was not written by you on this machine, and reading it can run code "
             "that was put into it. If you trust whoever wrote it, add --trust-checkpoint to the command."
         )
-
-
-def check_state(folder: Path) -> None:
-    """Refuse a checkpoint whose trainer_state.json the Trainer would stumble over.
-
-    Raises:
-        UserError: it is damaged, or of another step.
-    """
-    state = jsonl.read_one(folder / "trainer_state.json", State, "state of a training")
-    if state.global_step != step_of(folder):
-        raise UserError(f"{folder}: its trainer_state.json is of step {state.global_step}. {GO_BACK}")
 
 
 def damage(folder: Path, rank: int = 0, world: int = 1) -> str | None:

@@ -576,7 +576,8 @@ def test_a_reply_has_an_end(wire: Callable[[], Any], reason: str) -> None:
 SPLIT = f"{KEY[:9]}\n{KEY[9:]}"
 ECHOES: dict[str, Any] = {
     "model": good(model=KEY), "fingerprint": good(system_fingerprint=f"fp {KEY}"), "text": said(f"B {KEY}"),
-    "text in two lines": said(f"B {SPLIT}"), "thought": said("B", reasoning_content=KEY),
+    "text in two lines": said(f"B {SPLIT}"), "unseen": said(f"{KEY[:9]}\u200b\0{KEY[9:]}"),
+    "thought": said("B", reasoning_content=KEY),
     "thought of vLLM": said("B", reasoning=KEY),
     "parts": said([{"type": "text", "text": KEY[:9]}, {"type": "text", "text": KEY[9:]}]),
     "finish": good(choices=[{"finish_reason": KEY, "message": {"content": "B"}}]), "names": {KEY: KEY, **good(id=KEY)},
@@ -622,7 +623,7 @@ def test_the_key_reaches_no_file_and_no_screen(
         kept = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()).decode()
         for shown in (screen, kept):
             # Neither whole nor broken, and of a cut one no half either.
-            assert KEY[:9] not in re.sub(r"\s|\\n", "", shown), shown
+            assert KEY[:9] not in re.sub(r"\s|\\n|\\u0000|\0|\u200b", "", shown), shown
 
 
 @pytest.mark.parametrize(

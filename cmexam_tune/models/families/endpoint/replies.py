@@ -14,8 +14,10 @@ LONGEST_NAME = 200
 SHOWN = 300
 """Characters of a server's words that a message repeats."""
 MOST_TOKENS = 10**9
+UNSEEN = r"[\s\x00-\x1f\x7f\u200b-\u200f\u2060\ufeff]*"
+"""White space and characters without a width: a key with these in it can be read all the same."""
 WHOLE = 8
-"""Characters from which on a key is also found with white space in it; shorter ones would be found in any text."""
+"""Characters from which on a key is also found with `UNSEEN` in it; shorter ones would be found in any text."""
 
 
 class Unreadable(ValueError):
@@ -28,11 +30,11 @@ class Secret:
     def __init__(self, key: str, *, shared: bool = False) -> None:
         """Take a key; one that is `shared` is no secret."""
         self.key = key
-        between = r"\s*" if len(key) >= WHOLE else ""
+        between = UNSEEN if len(key) >= WHOLE else ""
         self._pattern = None if shared else re.compile(between.join(map(re.escape, key)))
 
     def hide(self, text: str) -> str:
-        """Return a text in which the key is replaced by stars, also where lines are broken within it."""
+        """Return a text in which the key is replaced by stars, also where it is broken by `UNSEEN` characters."""
         return text if self._pattern is None else self._pattern.sub("***", text)
 
     def line(self, text: str) -> str:
@@ -81,13 +83,15 @@ def read(content: bytes, secret: Secret, chat: bool) -> Reply:
     message = choice.get("message") if chat and isinstance(choice, dict) else choice
     if not isinstance(choice, dict) or not isinstance(message, dict):
         raise Unreadable("the server sent no completion; is this the address of an OpenAI API?")
-    counts = usage if isinstance(usage := value.get("usage"), dict) else {}
+    usage = value.get("usage")
+    if not isinstance(usage, dict):
+        usage = {}
     held = Reply(
         "",
         "error",
         "the server's content filter held the answer back.",
-        prompt_tokens=_count(counts.get("prompt_tokens")),
-        completion_tokens=_count(counts.get("completion_tokens")),
+        prompt_tokens=_count(usage.get("prompt_tokens")),
+        completion_tokens=_count(usage.get("completion_tokens")),
         model=_name(value.get("model")),
         fingerprint=_name(value.get("system_fingerprint")),
     )

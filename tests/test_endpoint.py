@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from fake_openai import END, KEY, Fault, Said, Script, serving, vllm
 
-from cmexam_tune import evaluate
+from cmexam_tune import annotate, evaluate, judge
 from cmexam_tune.config import Config, load_config
 from cmexam_tune.core import cli, jsonl, variants
 from cmexam_tune.core.errors import ConfigError, TrainingStopped, UserError
@@ -514,6 +514,24 @@ def test_lies_end_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     failed = sum(p.finish == "error" for p in found)
     result = json.loads(Path("p.jsonl.meta.json").read_text())["result"]
     assert failed > 30 and result["failed"] == failed and result["answered"] == len(found) - failed
+
+
+@pytest.mark.parametrize("program", [annotate, judge])
+def test_lies_end_no_judge_and_no_annotator(program: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    jsonl.write("q.jsonl", questions(20))
+    jsonl.write("c.cases.jsonl", [Case(str(n), "", "病史。", (Turn("诊断？", "炎。"),)) for n in range(100)])
+    jsonl.write("p.jsonl", [Prediction(f"{n}:1", f"答{n}") for n in range(100)])
+    lies = [lie if isinstance(lie, bytes) else json.dumps(lie).encode() for lie in LIES.values()]
+    with serving(lambda body, n: Fault(200, raw=lies[n // 2 % len(lies)]) if n % 2 else "不符合") as server:
+        words = ["--config", "zeroshot_vllm", f"model.base_url={server.url}", "generation.max_retries=0"]
+        if program is judge:
+            words += ["--predictions", "p.jsonl", "--cases", "c.cases.jsonl", "--out", "judged"]
+        else:
+            words += ["--questions", "q.jsonl", "--out", "a.jsonl"]
+        with pytest.raises(SystemExit):
+            cli.run(program.main, words)
+    assert len(server.bodies) >= 100
 
 
 def drip() -> Any:

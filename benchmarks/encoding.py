@@ -37,7 +37,9 @@ def write_questions(path, count):
 def world(folder):
     """Return config, family, model and questions of the run that is measured."""
     from cmexam_tune.config import parse_config
-    from cmexam_tune.models.families import llama
+    from cmexam_tune.models.families.llama import Llama
+
+    llama = Llama()
     from cmexam_tune.training.data.questions import QuestionFiles
 
     config = parse_config({

@@ -35,9 +35,12 @@ from cmexam_tune.config import Config
 from cmexam_tune.core import jsonl
 from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.exams import cmexam
-from cmexam_tune.models.families import Loaded, llama
+from cmexam_tune.models.families import Loaded
+from cmexam_tune.models.families.llama import Llama
 from cmexam_tune.models.generation import prefill
 from cmexam_tune.prompts import Asking
+
+llama = Llama()
 
 WIDTH, NEW_TOKENS = 256, 256
 SAMPLE = Path(tiny.__file__).parent / "sample" / "cmexam"

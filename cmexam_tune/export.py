@@ -89,20 +89,21 @@ def _format(config: Config, merge: bool, wanted: Format | None) -> Format:
     """Return the format, or say why it cannot be."""
     from cmexam_tune.training.run_directory import run as runs
 
-    method, standalone = config.tuning.method, runs.parts(config)[1].standalone
+    family, method = runs.parts(config)
+    standalone, name = method.standalone, config.tuning.method
     chosen: Format = wanted or ("hf" if merge or standalone else "peft")
     if merge and chosen != "hf":
         raise UserError(f"--merge gives a whole model, --format {chosen} does not. Leave one of them out.")
     if merge and standalone:
-        raise UserError(f"--merge: a run with tuning.method={method} is a whole model already. Leave it out.")
-    if chosen == "hf" and method == "ptuning":
+        raise UserError(f"--merge: a run with tuning.method={name} is a whole model already. Leave it out.")
+    if chosen == "hf" and not standalone and not method.merges:
         raise UserError("a prefix cannot be merged into weights. Use --format peft, or chatglm for ChatGLM models.")
     if chosen == "hf" and not standalone and not merge:
         raise UserError("--format hf: the run is an adapter. Add --merge to put it into its base model.")
     if chosen == "peft" and standalone:
-        raise UserError(f"--format peft: a run with tuning.method={method} is a whole model. Use --format hf.")
-    if chosen == "chatglm" and (method != "ptuning" or config.model.family != "chatglm"):
-        raise UserError(f"--format chatglm: needs P-tuning on a ChatGLM, this is {method} on {config.model.family}.")
+        raise UserError(f"--format peft: a run with tuning.method={name} is a whole model. Use --format hf.")
+    if chosen == "chatglm" and not (method.is_prefix and family.takes_authors_prefix):
+        raise UserError(f"--format chatglm: needs P-tuning on a ChatGLM, this is {name} on {config.model.family}.")
     if chosen == "peft" and config.model.adapter_name_or_path is not None:
         raise UserError(
             f"--format peft: the adapter sits on {config.model.model_name_or_path} plus "
@@ -115,10 +116,10 @@ def _whole(config: Config, loaded: "Loaded", adapter: Path, out: Path) -> None:
     """Write a plain transformers model: merged if the run is an adapter."""
     from cmexam_tune.training.run_directory import run as runs
 
-    family: Any = runs.parts(config)[0]
+    family, method = runs.parts(config)
     expected = logits(loaded)
     model: Any = loaded.model
-    if not runs.parts(config)[1].standalone:
+    if not method.standalone:
         model = model.merge_and_unload(safe_merge=True)
     if family.task == "generate":
         # Training turned the cache off; whoever loads the export expects transformers' default.
@@ -140,26 +141,19 @@ def _whole(config: Config, loaded: "Loaded", adapter: Path, out: Path) -> None:
 
 def _adapter(config: Config, loaded: "Loaded", adapter: Path, out: Path) -> None:
     """Copy the adapter, with the tokenizer, and read it back with PEFT alone."""
-    from peft import PeftModel
-
-    from cmexam_tune.models import layouts
     from cmexam_tune.models.families import Loaded
     from cmexam_tune.training.run_directory import run as runs
 
     shutil.copytree(adapter, out, dirs_exist_ok=True)
     _set_chat_template(config, loaded)
     loaded.tokenizer.save_pretrained(out)
-    family: Any = runs.parts(config)[0]
+    family, method = runs.parts(config)
     expected = logits(loaded)
 
     def plain() -> "Loaded":
-        model: Any = loaded.model
-        base = family.load(config.model).model if config.tuning.method == "ptuning" else model.unload()
-        prefix = config.tuning.method == "ptuning"
-        tuned: Any = PeftModel.from_pretrained(base, str(out)) if prefix else layouts.open_lora(base, str(out))
-        return Loaded(tuned, loaded.tokenizer)
+        return Loaded(method.open_in_peft(loaded.model, lambda: family.load(config.model).model, out), loaded.tokenizer)
 
-    if config.tuning.method != "ptuning" or (family.prefix_shifts_positions and family.task == "generate"):
+    if method.in_peft(family):
         _compare(expected, plain, "the adapter in plain PEFT")
     else:
         cli.note("note: PEFT has no prefix for this family's models; the adapter works with cmexam_tune only.")
@@ -181,10 +175,10 @@ def _set_chat_template(config: Config, loaded: "Loaded") -> None:
         return
     before, after = (json.dumps(text, ensure_ascii=False) for text in around)
     tokenizer.chat_template = f"{{{{ {before} + messages[-1]['content'] + {after} }}}}"
+    from cmexam_tune.models import families
     from cmexam_tune.prompts import Dialogue
-    from cmexam_tune.training.run_directory import run as runs
 
-    family: Any = runs.parts(config)[0]
+    family = families.writer(config.model.family, "have a chat template")
     codec = family.decoder(loaded, config).codec
     for text in PROBES:
         (ids,) = codec.sources([Dialogue(text, (), config.prompt.system)])

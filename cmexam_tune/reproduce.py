@@ -118,7 +118,7 @@ def _key(entry: entries.Entry) -> str:
 def _missing_weights(entry: entries.Entry, overrides: Sequence[str]) -> Iterator[str]:
     config = load_config(entry.recipe, overrides)
     model = config.model
-    if model.family == "endpoint":
+    if model.is_remote:
         from cmexam_tune.models.families.endpoint import Remote
 
         Remote(config)  # address, key and settings are checked before any row runs
@@ -216,7 +216,7 @@ def _run(unit: Unit, launch: str | None) -> None:
     from cmexam_tune.evaluate import evaluate
     from cmexam_tune.predict import predict
 
-    if launch is None or unit.config.model.family == "endpoint":
+    if launch is None or unit.config.model.is_remote:
         predict(source, unit.test, predictions, unit.ask)
     else:
         words = ["--run-folder", source] if unit.entry.trained else ["--config", source]

@@ -86,9 +86,8 @@ def tuning() -> str:
         "## tuning\n\n`method` names a file in `cmexam_tune/models/adapters/`; the other keys are that method's.\n"
     ]
     for method in variants.names("tuning"):
-        module = variants.load("tuning", method)
-        first = (inspect.getdoc(module) or "").split("\n\n")[0].replace("\n", " ")
-        cls = module.Settings
+        first = (inspect.getdoc(variants.load("tuning", method)) or "").split("\n\n")[0].replace("\n", " ")
+        cls = variants.the_class("tuning", method).Settings
         body = table(cls) if dataclasses.fields(cls) else "No keys."
         parts.append(f"### method: {method}\n\n{first}\n\n{body}\n")
     return "\n".join(parts)

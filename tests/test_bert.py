@@ -15,8 +15,12 @@ from cmexam_tune.config import Config
 from cmexam_tune.core.errors import ConfigError, UserError
 from cmexam_tune.core.schema import Question
 from cmexam_tune.evaluation import answer_parsing
-from cmexam_tune.models.adapters import lora
-from cmexam_tune.models.families import Loaded, bert
+from cmexam_tune.models.adapters.lora import LoRA
+from cmexam_tune.models.families import Loaded
+from cmexam_tune.models.families.bert import Bert, position_limit, read_logits
+
+lora = LoRA()
+bert = Bert()
 
 HEADS = ("choice", "label", "multilabel")
 
@@ -118,11 +122,11 @@ def test_answers_are_legal_and_do_not_depend_on_the_batch(head: str) -> None:
 )
 def test_what_logits_mean(head: str, kind: str | None, logits: list[float], expected: str) -> None:
     labels = {"choice": ["correct"], "multilabel": list("ABCDE"), "label": ["A", "B", "AC", "E"]}[head]
-    assert bert._read(question(1, letters="ABCD", kind=kind), head, labels, torch.tensor(logits)) == expected
+    assert read_logits(question(1, letters="ABCD", kind=kind), head, labels, torch.tensor(logits)) == expected
 
 
 def test_no_label_fits_is_unreadable() -> None:
-    assert bert._read(question(1, letters="ABCD"), "label", ["E", "AE"], torch.tensor([1.0, 2.0])) == ""
+    assert read_logits(question(1, letters="ABCD"), "label", ["E", "AE"], torch.tensor([1.0, 2.0])) == ""
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -181,7 +185,7 @@ def test_what_lies_in_the_head_is_not_trained_whole_twice(tmp_path: Path) -> Non
 
 def test_roberta_positions(tmp_path: Path) -> None:
     loaded, config = opened("choice", model__model_name_or_path=_roberta(tmp_path))
-    assert bert.position_limit(loaded.model.config) == 103
+    assert position_limit(loaded.model.config) == 103
     long = [question(1, stem="长" * 300), replace(question(2), options={"A": "长" * 300, "B": "短"}, answer="B")]
     assert len(list(bert.answer(loaded, long, config))) == 2
     over = replace(config.prompt, max_source_length=104)

@@ -21,7 +21,8 @@ from cmexam_tune import tiny as tiny_models
 from cmexam_tune.config import ModelConfig, PromptConfig
 from cmexam_tune.core.errors import ConfigError, UserError
 from cmexam_tune.core.schema import Turn
-from cmexam_tune.models.adapters import lora, ptuning
+from cmexam_tune.models.adapters.lora import LoRA
+from cmexam_tune.models.adapters.ptuning import PTuning
 from cmexam_tune.models.families import Loaded, chatglm
 from cmexam_tune.models.families.chatglm import quantization, tiny
 from cmexam_tune.models.families.chatglm import tokenization as tokens
@@ -30,6 +31,10 @@ from cmexam_tune.models.families.chatglm.modeling_v1 import ChatGLMForCausalLM
 from cmexam_tune.models.families.chatglm.modeling_v2 import ChatGLM2ForCausalLM
 from cmexam_tune.models.families.chatglm.prefix import write_authors_prefix
 from cmexam_tune.models.prefix import Shape, encoder_of
+
+lora = LoRA()
+ptuning = PTuning()
+CHATGLM = chatglm.ChatGLM()
 
 OWN = Path(__file__).resolve().parent / "golden_chatglm"
 VERSIONS = ("v1", "v2")
@@ -145,9 +150,9 @@ def test_half_precision_stays_near(version: str, dtype: str) -> None:
 def test_mixed_precision_training_keeps_float32_gradients(version: str, method: str, dtype: str) -> None:
     model = chatglm.load_model(OWN / version, dtype=dtype)
     if method == "lora":
-        model = lora.attach(model, chatglm, lora.Settings(r=4, lora_alpha=8, lora_dropout=0.0))
+        model = lora.attach(model, CHATGLM, lora.Settings(r=4, lora_alpha=8, lora_dropout=0.0))
     else:
-        model = ptuning.attach(model, chatglm, ptuning.Settings(PREFIX, True, None, 0.1))
+        model = ptuning.attach(model, CHATGLM, ptuning.Settings(PREFIX, True, None, 0.1))
     model.train().gradient_checkpointing_enable({"use_reentrant": False})
     batch = pad(rows_of(version), "right")
     with torch.autocast("cpu", getattr(torch, dtype)):
@@ -163,10 +168,10 @@ def test_tuning_lowers_the_loss_and_checkpointing_changes_no_gradient(version: s
     model = model_of(version)
     if method == "lora":
         torch.manual_seed(1)
-        model = lora.attach(model, chatglm, lora.Settings(r=4, lora_alpha=8, lora_dropout=0.0))
+        model = lora.attach(model, CHATGLM, lora.Settings(r=4, lora_alpha=8, lora_dropout=0.0))
     elif method == "ptuning":
         torch.manual_seed(1)
-        model = ptuning.attach(model, chatglm, ptuning.Settings(PREFIX, True, None, 0.1))
+        model = ptuning.attach(model, CHATGLM, ptuning.Settings(PREFIX, True, None, 0.1))
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
     assert (len(trained) == 5) == (method == "ptuning")
     batch = pad(rows_of(version), "right")
@@ -198,7 +203,7 @@ def test_tuning_lowers_the_loss_and_checkpointing_changes_no_gradient(version: s
 @pytest.mark.parametrize("projection", [False, True])
 def test_authors_prefix_format_there_and_back(version: str, projection: bool, tmp_path: Path) -> None:
     torch.manual_seed(3)
-    model = ptuning.attach(model_of(version), chatglm, ptuning.Settings(PREFIX, projection, None, 0.1)).eval()
+    model = ptuning.attach(model_of(version), CHATGLM, ptuning.Settings(PREFIX, projection, None, 0.1)).eval()
     ids = rows_of(version)[1][None]
     wanted = model(input_ids=ids).logits
     file = write_authors_prefix(model, tmp_path / "from_model")
@@ -211,7 +216,7 @@ def test_authors_prefix_format_there_and_back(version: str, projection: bool, tm
     shutil.copytree(OWN / version, tmp_path / "base")
     tokenizer_into(tmp_path / "base", version)
     named = ModelConfig("chatglm", str(tmp_path / "base"), adapter_name_or_path=str(tmp_path / "from_model"))
-    assert torch.equal(chatglm.load(named).model.eval()(input_ids=ids).logits, wanted)
+    assert torch.equal(CHATGLM.load(named).model.eval()(input_ids=ids).logits, wanted)
 
 
 def tokenizer_into(folder: Path, version: str) -> None:
@@ -328,7 +333,7 @@ def test_a_config_that_does_not_fit_together_is_one_message(
     values = {**json.loads((tmp_path / "m" / "config.json").read_text()), **changes}
     (tmp_path / "m" / "config.json").write_text(json.dumps({k: v for k, v in values.items() if v is not None}))
     with pytest.raises(UserError, match=re.escape(message)):
-        chatglm.load(ModelConfig(family="chatglm", model_name_or_path=str(tmp_path / "m")))
+        CHATGLM.load(ModelConfig(family="chatglm", model_name_or_path=str(tmp_path / "m")))
 
 
 def test_rows_that_chatglm_cannot_read_are_refused() -> None:
@@ -378,9 +383,9 @@ def test_unusable_arguments_are_refused(tmp_path: Path) -> None:
         chatglm.load_tokenizer(tmp_path)
     folder = modelkit.checkpoint("chatglm")
     with pytest.raises(ConfigError, match=r"model\.config\.hidden_sizes: .*did you mean 'hidden_size'"):
-        chatglm.load(ModelConfig("chatglm", folder, config={"hidden_sizes": 3}))
+        CHATGLM.load(ModelConfig("chatglm", folder, config={"hidden_sizes": 3}))
     with pytest.raises(ConfigError, match="has no head"):
-        chatglm.load(ModelConfig("chatglm", folder, head="choice"))
+        CHATGLM.load(ModelConfig("chatglm", folder, head="choice"))
 
 
 @pytest.fixture(scope="module", params=[1, 2, 3])
@@ -389,7 +394,7 @@ def release(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
     folder = tiny.build(tmp_path_factory.mktemp("glm") / f"v{request.param}", texts(), version=request.param)
     return SimpleNamespace(
-        version=request.param, folder=folder, loaded=chatglm.load(ModelConfig("chatglm", str(folder)))
+        version=request.param, folder=folder, loaded=CHATGLM.load(ModelConfig("chatglm", str(folder)))
     )
 
 
@@ -431,7 +436,7 @@ def test_training_layout_and_labels(release: Any) -> None:
     tok: Any = loaded.tokenizer
     prompt = PromptConfig("answer", 300, 20)
     question = modelkit.question(1, answer="B")
-    row = chatglm.encode(loaded, [question], prompt, ModelConfig("chatglm", "")).rows[0]
+    row = CHATGLM.encode(loaded, [question], prompt, ModelConfig("chatglm", "")).rows[0]
     ids, labels = row["input_ids"], row["labels"]
     kept = [i for i in labels if i != -100]
     assert ids[-len(kept) :] == kept and set(labels[: -len(kept)]) == {-100}
@@ -450,25 +455,25 @@ def test_training_layout_and_labels(release: Any) -> None:
         assert ids[2] == tok.special_ids["<|user|>"] and ids[-len(kept) - 1] == tok.special_ids["<|assistant|>"]
         assert loaded.model.generation_config.eos_token_id == tok.stop_ids and len(tok.stop_ids) == 3
     plain = PromptConfig("answer", 300, 20, template="none")
-    bare = chatglm.encode(loaded, [question], plain, ModelConfig("chatglm", "")).rows[0]
+    bare = CHATGLM.encode(loaded, [question], plain, ModelConfig("chatglm", "")).rows[0]
     assert [i for i in bare["labels"] if i != -100] == ([tok.bos_token_id] * (release.version == 1)) + [
         *answer, tok.eos_token_id
     ]  # fmt: skip
     system = PromptConfig("answer", 300, 20, system="你是医生")
     if release.version == 3:
-        told = chatglm.encode(loaded, [question], system, ModelConfig("chatglm", "")).rows[0]["input_ids"]
+        told = CHATGLM.encode(loaded, [question], system, ModelConfig("chatglm", "")).rows[0]["input_ids"]
         assert told[2] == tok.special_ids["<|system|>"] and len(told) > len(ids)
     else:
         with pytest.raises(ConfigError, match="system"):
-            chatglm.encode(loaded, [question], system, ModelConfig("chatglm", ""))
+            CHATGLM.encode(loaded, [question], system, ModelConfig("chatglm", ""))
 
 
 def test_packed_loss_equals_padded_loss(release: Any) -> None:
     loaded = release.loaded
     prompt = PromptConfig("answer", 300, 20)
-    rows = chatglm.encode(loaded, modelkit.questions(6), prompt, ModelConfig("chatglm", "")).rows
-    padded = chatglm.collate(loaded, [[row] for row in rows])
-    packed = chatglm.collate(loaded, [rows[:2], rows[2:]])
+    rows = CHATGLM.encode(loaded, modelkit.questions(6), prompt, ModelConfig("chatglm", "")).rows
+    padded = CHATGLM.collate(loaded, [[row] for row in rows])
+    packed = CHATGLM.collate(loaded, [rows[:2], rows[2:]])
     # Without a mask attention is causal, which the fast kernels do by themselves; ChatGLM-6B's context is not.
     assert ("attention_mask" in padded) == (release.version == 1)
     assert abs(loaded.model(**padded).loss - loaded.model(**packed).loss) < 1e-5
@@ -479,14 +484,14 @@ def test_every_way_of_answering(release: Any) -> None:
     model = {"family": "chatglm", "model_name_or_path": str(release.folder)}
     for mode in ("generate", "constrained", "likelihood"):
         config = modelkit.make_config("chatglm", model=model, generation={"mode": mode}, prompt__max_target_length=8)
-        got = {p.question_id: p for p in chatglm.answer(release.loaded, questions, config)}
+        got = {p.question_id: p for p in CHATGLM.answer(release.loaded, questions, config)}
         assert set(got) == {q.id for q in questions}
         if mode != "generate":
             assert all(got[q.id].answer for q in questions)
         alone = modelkit.make_config(
             "chatglm", model=model, generation={"mode": mode, "batch_size": 1}, prompt__max_target_length=8
         )
-        assert {p.question_id: p for p in chatglm.answer(release.loaded, questions, alone)} == got
+        assert {p.question_id: p for p in CHATGLM.answer(release.loaded, questions, alone)} == got
 
 
 def test_embedding_must_hold_the_tokenizer(tmp_path: Path) -> None:
@@ -498,7 +503,7 @@ def test_embedding_must_hold_the_tokenizer(tmp_path: Path) -> None:
     values = json.loads((tmp_path / "m" / "config.json").read_text())
     (tmp_path / "m" / "config.json").write_text(json.dumps({**values, "padded_vocab_size": 100}))
     with pytest.raises(UserError, match="100 embeddings: they belong to different releases"):
-        chatglm.load(ModelConfig("chatglm", str(tmp_path / "m")))
+        CHATGLM.load(ModelConfig("chatglm", str(tmp_path / "m")))
 
 
 def test_glm4_in_transformers_own_layout(tmp_path: Path) -> None:
@@ -511,12 +516,12 @@ def test_glm4_in_transformers_own_layout(tmp_path: Path) -> None:
         num_key_value_heads=2, head_dim=8, pad_token_id=0, eos_token_id=2,
     )  # fmt: skip
     GlmForCausalLM(config).save_pretrained(tmp_path)
-    loaded = chatglm.load(ModelConfig("chatglm", str(tmp_path)))
-    rows = chatglm.encode(
+    loaded = CHATGLM.load(ModelConfig("chatglm", str(tmp_path)))
+    rows = CHATGLM.encode(
         loaded, modelkit.questions(2), PromptConfig("answer", 300, 30), ModelConfig("chatglm", "")
     ).rows
-    batch = chatglm.collate(loaded, [[row] for row in rows])
-    tuned = ptuning.attach(loaded.model, chatglm, ptuning.Settings(3))
+    batch = CHATGLM.collate(loaded, [[row] for row in rows])
+    tuned = ptuning.attach(loaded.model, CHATGLM, ptuning.Settings(3))
     tuned(**batch).loss.backward()
     assert float(encoder_of(tuned).embedding.weight.grad.abs().max()) > 0
 
@@ -541,8 +546,8 @@ def test_thousands_of_questions_are_encoded_in_seconds(cls: Any) -> None:
 def test_the_first_release_has_stop_strings_and_memory() -> None:
     """`auto` is resolved to its rounds: it ends where it would open the next one, and earlier turns are asked."""
     config = modelkit.make_config("chatglm")
-    loaded = chatglm.load(config.model)
-    codec = chatglm.codec(loaded.tokenizer, config.prompt, config.model)
+    loaded = CHATGLM.load(config.model)
+    codec = CHATGLM.codec(loaded.tokenizer, config.prompt, config.model)
     assert codec.stop == ("[Round ",) and codec.remembers
     dialogue = prompts.Dialogue("再问", prompts.rounds([Turn("先问", "先答")]))
     text = "[Round 0]\n问：先问\n答：先答\n[Round 1]\n问：再问\n答："

@@ -21,6 +21,8 @@ from cmexam_tune.models.families.chatglm import modeling_v1, modeling_v2, quanti
 from cmexam_tune.models.families.chatglm.configuration import ChatGLM2Config
 from cmexam_tune.models.prefix import encoder_of
 
+CHATGLM = chatglm.ChatGLM()
+
 GOLDEN = Path(__file__).resolve().parents[2] / "shared" / "golden"
 pytestmark = pytest.mark.skipif(
     not (GOLDEN / "chatglm_v1_golden.safetensors").exists(), reason=f"no golden files of the authors' code in {GOLDEN}"
@@ -273,7 +275,7 @@ def test_dialogues(tmp_path: Path) -> None:
         turns = [Turn(*turn) for turn in prompt["history"] or ()]
         assert prompts.wrap(prompt["query"], "chatglm2", turns=turns) == prompt["prompt"]
     config = make_config("chatglm", model__model_name_or_path="unused")
-    codec = chatglm.codec(tokenizer("v3", tmp_path), config.prompt, config.model)
+    codec = CHATGLM.codec(tokenizer("v3", tmp_path), config.prompt, config.model)
     for chat in known["v3"]["build_chat_input"]:
         history = tuple(prompts.Message(message["role"], message["content"]) for message in chat["history"])
         assert codec.sources([prompts.Dialogue(chat["query"], history)]) == [chat["input_ids"]]

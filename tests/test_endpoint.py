@@ -22,9 +22,10 @@ from fake_openai import END, KEY, Fault, Said, Script, serving, vllm
 
 from cmexam_tune import annotate, evaluate, judge
 from cmexam_tune.config import Config, load_config
-from cmexam_tune.core import cli, jsonl, variants
+from cmexam_tune.core import cli, jsonl
 from cmexam_tune.core.errors import ConfigError, TrainingStopped, UserError
 from cmexam_tune.core.schema import Case, Prediction, Question, Turn
+from cmexam_tune.models import families
 from cmexam_tune.models.families.endpoint import Remote
 from cmexam_tune.models.families.endpoint.client import Client
 from cmexam_tune.predict import main as predict_main
@@ -250,7 +251,7 @@ def test_settings_that_cannot_be(changes: list[str], message: str) -> None:
 
 
 def test_it_cannot_be_trained() -> None:
-    family: Any = variants.load("families", "endpoint")
+    family: Any = families.named("endpoint")
     with pytest.raises(ConfigError, match="only answers"):
         family.load(config("http://h/v1").model, questions(1))
 

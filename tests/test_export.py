@@ -22,10 +22,12 @@ from cmexam_tune.core.errors import UserError
 from cmexam_tune.core.schema import Prediction
 from cmexam_tune.evaluate import evaluate
 from cmexam_tune.interop.exporting import model_card, modelfile
-from cmexam_tune.models.families import llama
+from cmexam_tune.models.families.llama import Llama, source_ids
 from cmexam_tune.prompts import TEMPLATES, Dialogue
 from cmexam_tune.train import train
 from cmexam_tune.training.run_directory import run as runs
+
+llama = Llama()
 
 METHODS: dict[str, dict[str, Any]] = {
     "lora": {"method": "lora", "r": 4, "lora_alpha": 16, "lora_dropout": 0.0},
@@ -223,13 +225,13 @@ def test_the_modelfile_gives_the_training_prompt(trained: Callable[[str, str], P
         made = modelfile.written(there, loaded)
         assert isinstance(made, modelfile.Modelfile)
         rendered, file = ollama_prompt(made.text(), text)
-        assert llama.source_ids(loaded.tokenizer, [rendered]) == [wanted]
+        assert source_ids(loaded.tokenizer, [rendered]) == [wanted]
         assert file.get("PARAMETER stop", []) == list(codec.stop) and file["FROM"] == ["."]
         assert file["PARAMETER num_predict"] == ["77"] and file["PARAMETER temperature"] == ["0"]
         assert file["PARAMETER repeat_penalty"] == ["1"], "Ollama's default is 1.1"
         if has_system:
             (other,) = codec.sources([Dialogue(text, (), "别的")])
-            assert llama.source_ids(loaded.tokenizer, [ollama_prompt(made.text(), text, "别的")[0]]) == [other]
+            assert source_ids(loaded.tokenizer, [ollama_prompt(made.text(), text, "别的")[0]]) == [other]
 
 
 def test_where_no_modelfile_can_be_written(trained: Callable[[str, str], Path], tmp_path: Path) -> None:

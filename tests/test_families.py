@@ -13,11 +13,13 @@ from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM, T5Config, T5ForConditionalGeneration
 
 from cmexam_tune import prompts, tiny
-from cmexam_tune.core import variants
 from cmexam_tune.core.errors import UserError
-from cmexam_tune.models import causal
-from cmexam_tune.models.families import Loaded, llama
+from cmexam_tune.models import adapters, causal, families
+from cmexam_tune.models.families import Loaded
+from cmexam_tune.models.families.llama import Llama
 from cmexam_tune.models.features import IGNORE_INDEX
+
+llama = Llama()
 
 
 @pytest.fixture(scope="module")
@@ -58,9 +60,9 @@ def test_packed_equals_unpacked(family: str, method: str, grouping: Callable[[Se
         "ptuning": {"method": "ptuning", "num_virtual_tokens": 3},
     }[method]
     config = make_config(name, tuning=settings, model__model_name_or_path=checkpoint(family))
-    module: Any = variants.load("families", name)
+    module: Any = families.named(name)
     model, tokenizer = module.load(config.model)
-    model = variants.load("tuning", method).attach(model, module, config.tuning.settings)
+    model = adapters.named(method).attach(model, module, config.tuning.settings)
     torch.manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -301,10 +303,9 @@ def test_a_damaged_adapter_is_one_message(tmp_path: Path, file: str, content: by
 @pytest.mark.parametrize("family", ["llama", "bert"])
 def test_a_model_without_numbers_answers_nothing(family: str) -> None:
     """It would otherwise choose the first letter for every question."""
-    from cmexam_tune.core import variants
 
     config = make_config(family)
-    module = variants.load("families", family)
+    module = families.named(family)
     loaded = module.load(config.model)
     torch.nn.init.constant_(next(p for name, p in loaded.model.named_parameters() if "embed" in name), torch.nan)
     for mode in ("generate", "constrained", "likelihood"):

@@ -114,7 +114,7 @@ def test_run_stops_after_saving(folder: Path, monkeypatch: pytest.MonkeyPatch, v
 
 
 def test_unreadable_adapter_is_noticed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cmexam_tune.models.adapters.lora.load", lambda model, path: None)
+    monkeypatch.setattr("cmexam_tune.models.adapters.lora.LoRA.load", lambda self, model, path: None)
     with pytest.raises(TrainingStopped, match="gives other logits"):
         train(train_helpers.recipe(folder, out=str(folder / "unread"), training__learning_rate=1e-2))
     assert not (folder / "unread" / "adapter").exists()

@@ -28,6 +28,7 @@ FLOORS = (
 )
 MACHINERY = ("models", "training", "inference", "interop", "cmb_clin")
 """Parts whose files may import torch; all others are read by programs that start in a moment."""
+VARIANTS = {path.stem for seam in ("families", "adapters") for path in (PACKAGE / "models" / seam).iterdir()}
 HEAVY = {"torch", "transformers", "peft", "deepspeed", "accelerate"}
 SLOW = HEAVY | {"datasets", "jieba", "sacrebleu", "rouge_score", "evaluate", "pandas", "openpyxl", "numpy", "scipy"}
 
@@ -169,3 +170,17 @@ def test_every_import_is_declared() -> None:
     wanted = {distribution.get(name, name).replace("_", "-") for name in names - {"cmexam_tune"}}
     assert len(wanted) > 20
     assert sorted(name for name in wanted if f'"{name}' not in declared) == []
+
+
+def test_nobody_asks_for_the_name_of_a_family_or_method() -> None:
+    """What differs between them is an attribute or a method of theirs, so that a user's own gets the right one."""
+    asked = []
+    for path in set(FILES) - {PACKAGE / "tiny.py"}:  # which builds one of each
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.Compare):
+                sides = [node.left, *node.comparators]
+                names = {side.attr if isinstance(side, ast.Attribute) else ast.unparse(side) for side in sides}
+                literal = any(isinstance(leaf, ast.Constant) and leaf.value in VARIANTS for leaf in ast.walk(node))
+                if literal and names & {"family", "method"}:
+                    asked.append(f"{path.relative_to(PACKAGE)}:{node.lineno}: {ast.unparse(node)}")
+    assert not asked

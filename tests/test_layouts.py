@@ -18,9 +18,15 @@ from transformers.core_model_loading import Concatenate, WeightConverter
 from cmexam_tune.config import ModelConfig
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.models import layouts
-from cmexam_tune.models.adapters import lora, ptuning
+from cmexam_tune.models.adapters.lora import LoRA
+from cmexam_tune.models.adapters.ptuning import PTuning
 from cmexam_tune.models.families import chatglm
 from cmexam_tune.models.families.chatglm.prefix import PROJECTED
+from cmexam_tune.models.families.llama import merge_adapter
+
+lora = LoRA()
+ptuning = PTuning()
+CHATGLM = chatglm.ChatGLM()
 
 OWN = Path(__file__).resolve().parent / "golden_chatglm"
 PLAIN = runpy.run_path(str(OWN / "recompute.py"))
@@ -38,7 +44,7 @@ def base() -> Any:
 def attached(**settings: Any) -> Any:
     torch.manual_seed(5)
     values = {"r": R, "lora_alpha": ALPHA, "lora_dropout": 0.0, **settings}
-    return lora.attach(base(), chatglm, lora.Settings(**values)).eval()
+    return lora.attach(base(), CHATGLM, lora.Settings(**values)).eval()
 
 
 def disturb(model: Any) -> Any:
@@ -94,7 +100,7 @@ def test_a_released_adapter_on_the_fused_matrix_is_what_it_says(tmp_path: Path) 
     assert (logits(opened) - expected).abs().max() < 1e-4
     assert (logits(opened.merge_and_unload()) - expected).abs().max() < 1e-4
     named = ModelConfig("chatglm", str(OWN / "v2"), adapter_name_or_path=str(tmp_path / "a"))
-    merged, _ = chatglm.llama.merge_adapter(base(), None, named, words=False)
+    merged, _ = merge_adapter(base(), None, named, words=False)
     assert (logits(merged) - expected).abs().max() < 1e-4
     tuned = attached()
     lora.load(tuned, tmp_path / "a")
@@ -168,12 +174,12 @@ def test_ranks_of_single_layers_are_named_as_in_the_checkpoint(tmp_path: Path) -
 def test_a_projected_prefix_is_written_under_the_names_of_its_checkpoint(tmp_path: Path) -> None:
     """They are those of the authors' own P-tuning checkpoints."""
     settings = ptuning.Settings(4, prefix_projection=True)
-    tuned = ptuning.attach(base(), chatglm, settings).eval()
+    tuned = ptuning.attach(base(), CHATGLM, settings).eval()
     ptuning.save(tuned, tmp_path)
     stored = load_file(tmp_path / "trained.safetensors")
     names = {f"transformer.prefix_encoder.{name}" for name in PROJECTED}
     assert stored.keys() == names
-    again = ptuning.attach(base(), chatglm, settings).eval()
+    again = ptuning.attach(base(), CHATGLM, settings).eval()
     assert not torch.equal(logits(again), logits(tuned))
     ptuning.load(again, tmp_path)
     assert torch.equal(logits(again), logits(tuned))

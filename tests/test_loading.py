@@ -12,14 +12,16 @@ import torch
 from modelkit import checkpoint, make_config, questions
 from transformers import PreTrainedModel
 
-from cmexam_tune.core import jsonl, variants
+from cmexam_tune.core import jsonl
 from cmexam_tune.inference import loading
-from cmexam_tune.models import merging
+from cmexam_tune.models import families, merging
 from cmexam_tune.models.families import chatglm
 from cmexam_tune.models.families.chatglm import quantization
 from cmexam_tune.train import train
 from cmexam_tune.training import loop
 from cmexam_tune.training.run_directory import run as runs
+
+CHATGLM = chatglm.ChatGLM()
 
 
 class Asked(BaseException):
@@ -45,7 +47,7 @@ def test_every_family_names_the_device(family: str, calls: list[dict[str, Any]])
     config = make_config(name, model__model_name_or_path=checkpoint(family))
     for device, wanted in (("cuda:3", {"": "cuda:3"}), ("cpu", None)):
         with pytest.raises(Asked):
-            variants.load("families", name).load(config.model, device=device)
+            families.named(name).load(config.model, device=device)
         assert calls.pop()["device_map"] == wanted
 
 
@@ -83,14 +85,14 @@ def test_packed_weights_are_unpacked_on_the_card(
     places: list[str] = []
     monkeypatch.setattr(quantization, "read_state", lambda *words: places.append(words[-1]) or {})
     with pytest.raises(Asked):
-        chatglm.load(config.model, device="cuda:3")
+        CHATGLM.load(config.model, device="cuda:3")
     assert places == ["cuda:3"] and calls.pop()["device_map"] == {"": "cuda:3"}
     # Under ZeRO-3 only the first process has values.
-    monkeypatch.setattr(chatglm, "is_deepspeed_zero3_enabled", lambda: True)
+    monkeypatch.setattr(CHATGLM, "is_deepspeed_zero3_enabled", lambda: True)
     for rank in (0, 1):
         monkeypatch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
         with pytest.raises(Asked):
-            chatglm.load(config.model)
+            CHATGLM.load(config.model)
     assert places[1:] == ["cpu", "meta"]
 
 

@@ -348,7 +348,9 @@ def test_a_run_folder_answers_as_its_model_did(asked: Path, tmp_path: Path) -> N
     assert Path(checkpoint("llama")).is_dir()
     trained = train(config)
     out = predict.predict(trained.path, asked, tmp_path / "p.jsonl")
-    from cmexam_tune.models.families import llama
+    from cmexam_tune.models.families.llama import Llama
+
+    llama = Llama()
 
     _, loaded = runs.load(trained.path)
     again = list(llama.answer(loaded, list(jsonl.read(asked, Question)), config))

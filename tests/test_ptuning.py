@@ -20,9 +20,11 @@ from transformers import (
 )
 
 from cmexam_tune.core.errors import ConfigError, UserError
-from cmexam_tune.models.adapters import ptuning
+from cmexam_tune.models.adapters.ptuning import PTuning
 from cmexam_tune.models.families.chatglm.prefix import load_authors_prefix
 from cmexam_tune.models.prefix import encoder_of
+
+ptuning = PTuning()
 
 LLAMA = SimpleNamespace(task="generate", lora_targets=(), prefix_shifts_positions=True)
 BERT = SimpleNamespace(task="classify", lora_targets=(), prefix_shifts_positions=False)

@@ -244,7 +244,9 @@ def test_a_conversation_in_any_order_of_roles(
 def test_earlier_turns_are_refused_where_the_template_has_no_form_for_them(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from cmexam_tune.models.families import llama
+    from cmexam_tune.models.families.llama import Llama
+
+    llama = Llama()
 
     codec = llama.codec
     monkeypatch.setattr(llama, "codec", lambda *given: dataclasses.replace(codec(*given), remembers=False))

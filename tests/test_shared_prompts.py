@@ -9,8 +9,8 @@ from modelkit import checkpoint, make_config, questions
 
 from cmexam_tune import prompts
 from cmexam_tune.config import Config
-from cmexam_tune.core import variants
 from cmexam_tune.core.schema import Question, Turn
+from cmexam_tune.models import adapters, families
 from cmexam_tune.models.families import Loaded
 from cmexam_tune.models.generation import prefill
 from cmexam_tune.prompts import Asked, plainly
@@ -23,9 +23,9 @@ def world(family: str, method: str) -> tuple[Any, Loaded, Config]:
         name, model__model_name_or_path=checkpoint(family), tuning=settings,
         prompt__max_target_length=8, prompt__max_source_length=1000,
     )  # fmt: skip
-    module = variants.load("families", name)
+    module = families.named(name)
     base, tokenizer = module.load(config.model)
-    model: Any = variants.load("tuning", method).attach(base, module, config.tuning.settings).eval()
+    model: Any = adapters.named(method).attach(base, module, config.tuning.settings).eval()
     torch.manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from cmexam_tune.config import Config
-from cmexam_tune.core import cli, jsonl, variants
+from cmexam_tune.core import cli, jsonl
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.core.schema import Case, Prediction
 from cmexam_tune.inference import answering, loading, usage
 from cmexam_tune.inference.provenance import provenance
 from cmexam_tune.inference.records import ResumableFile
+from cmexam_tune.models import families
 from cmexam_tune.prompts import chat_template, dialogue
 
 
@@ -30,8 +31,7 @@ def predict(source: loading.Source, questions: str | Path, out: str | Path, over
         cases = file.processes.share(every, 1, lambda case: len(case.turns))
         answers: Iterator[Prediction] = iter(())
         if not file.known.issuperset(dialogue.keys(cases)):
-            family: Any = variants.load("families", config.model.family)
-            writer = family.decoder(loading.load(source), config)
+            writer = families.writer(config.model.family, "answer cases").decoder(loading.load(source), config)
             answers = usage.counted(file, writer, _answers(file, writer, config, cases))
         answering.write(file, answers, keys)
         if file.processes.first:
@@ -45,9 +45,7 @@ def _config(config: Config) -> Config:
     Raises:
         ConfigError: see `predict`.
     """
-    family: Any = variants.load("families", config.model.family)
-    if family.task != "generate":
-        raise ConfigError(f"model.family={config.model.family}: a model that chooses an option cannot answer cases.")
+    families.writer(config.model.family, "answer cases")
     if config.generation.mode != "generate":
         raise ConfigError(f"generation.mode={config.generation.mode}: cases are answered in words. Use generate.")
     return replace(

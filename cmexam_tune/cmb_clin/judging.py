@@ -6,11 +6,10 @@ from typing import Any
 
 from cmexam_tune.cmb_clin.judgements import Judgement
 from cmexam_tune.cmb_clin.rubric import Rubric, Variant
-from cmexam_tune.core import variants
-from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.core.schema import Case, Prediction
 from cmexam_tune.inference import answering, loading, usage
 from cmexam_tune.inference.records import ResumableFile
+from cmexam_tune.models import families
 from cmexam_tune.prompts import dialogue
 
 
@@ -40,10 +39,7 @@ def open_judge(source: loading.Source) -> Any:
         ConfigError: a model that chooses among options.
     """
     config = source.config
-    family: Any = variants.load("families", config.model.family)
-    if family.task != "generate":
-        raise ConfigError(f"model.family={config.model.family}: a model that chooses an option cannot judge.")
-    return family.decoder(loading.load(source), config)
+    return families.writer(config.model.family, "judge").decoder(loading.load(source), config)
 
 
 def judge_missing(file: ResumableFile, judge: Any, task: Task) -> None:

@@ -41,7 +41,7 @@ def json_schema() -> Schema:
     for name in ("training", "generation"):
         sections[name]["properties"] |= section_schema(installed_versions.arguments(name))["properties"]
     sections["prompt"]["properties"]["file"] = {"type": "string", "description": PROMPT_FILE}
-    methods = {name: section_schema(variants.load("tuning", name).Settings) for name in variants.names("tuning")}
+    methods = {name: section_schema(variants.the_class("tuning", name).Settings) for name in variants.names("tuning")}
     for name, method in methods.items():
         method["properties"]["method"] = {"const": name, "description": method["description"]}
     own = {"properties": {"method": {"pattern": r"\."}}, "required": ["method"]}  # a module of the user's
@@ -117,7 +117,7 @@ def help_text() -> str:
     """Return the settings of a recipe as `--help` shows them."""
     lines = ["settings of a recipe (section.key=value):"]
     for section, cls in SECTIONS.items():
-        methods = [variants.load("tuning", name).Settings for name in variants.names("tuning")]
+        methods = [variants.the_class("tuning", name).Settings for name in variants.names("tuning")]
         for key in [key for part in (methods if section == "tuning" else [cls]) for key in keys(part)]:
             lines.append(f"  {section}.{key.name}  ({key.values}; {key.default})")
             lines += textwrap.wrap(key.help, 110, initial_indent=" " * 6, subsequent_indent=" " * 6)

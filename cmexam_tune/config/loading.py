@@ -257,7 +257,7 @@ def _tuning(values: Mapping[str, Any], problems: Problems) -> TuningConfig | Non
     if not _check_variant("tuning", method, "tuning.method", problems):
         return None
     settings = {key: value for key, value in values.items() if key != "method"}
-    return TuningConfig(method, build(variants.load("tuning", method).Settings, settings, "tuning", problems))
+    return TuningConfig(method, build(variants.the_class("tuning", method).Settings, settings, "tuning", problems))
 
 
 def _with_arguments(section: str, values: Mapping[str, Any], problems: Problems) -> dict[str, Any]:

@@ -181,6 +181,11 @@ class ModelConfig:
     revision: str | None = None
     """Version on the model hub: a branch, tag or commit."""
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether the model is behind an address: there are no weights here, and nothing to look up on a disk."""
+        return self.base_url is not None
+
 
 @dataclass(frozen=True, config=STRICT)
 class TuningConfig:

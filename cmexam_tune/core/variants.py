@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
-from typing import Literal
+from typing import Any, Literal
 
 from cmexam_tune.core.errors import ConfigError
 
@@ -23,7 +23,7 @@ PACKAGES: dict[Folder, str] = {
     "scorers": "cmexam_tune.evaluation.scorers",
 }
 PROTOCOLS: dict[Folder, str] = {"exams": "Exam", "families": "Family", "tuning": "Method", "scorers": "ScorerModule"}
-"""The class in each package that says what its files provide."""
+"""The class in each package that says what its files provide: as functions, or (families, tuning) as a subclass."""
 FROM_YAML: tuple[Folder, ...] = ("exams",)
 """Packages whose `from_yaml(path)` makes a variant of a YAML file: one beside the code, or the user's own."""
 IN_CONFIGS: tuple[Folder, ...] = ("families", "tuning")
@@ -74,11 +74,36 @@ def load(folder: Folder, name: str) -> ModuleType:
     if "." not in name:
         return importlib.import_module(f"{PACKAGES[folder]}.{name}")
     module = import_outside(name)
+    if folder in IN_CONFIGS:
+        return module  # its class is looked for by `the_class`
     protocol = PROTOCOLS[folder]
     wanted = vars(getattr(importlib.import_module(PACKAGES[folder]), protocol))
     if missing := [key for key in wanted if not key.startswith("_") and key not in vars(module)]:
         raise ConfigError(f"{name}: lacks {', '.join(missing)}; see {PACKAGES[folder]}.{protocol}.")
     return module
+
+
+def the_class(folder: Folder, name: str) -> type[Any]:
+    """Return the one class of the variant `name` that inherits from its folder's `Family` or `Method`.
+
+    Raises:
+        ConfigError: there is no such variant, it defines none or several, or one that lacks a method.
+    """
+    module = load(folder, name)
+    base = getattr(importlib.import_module(PACKAGES[folder]), PROTOCOLS[folder])
+    defined = [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, base) and value.__module__ == module.__name__
+    ]
+    where = f"{PACKAGES[folder]}.{base.__name__}"
+    if len(defined) != 1:
+        named = ", ".join(value.__name__ for value in defined) or "none"
+        raise ConfigError(f"{name}: must define one class that inherits from {where}; it defines {named}.")
+    if missing := sorted(getattr(defined[0], "__abstractmethods__", ())):
+        raise ConfigError(f"{name}: {defined[0].__name__} lacks {', '.join(missing)}; see {where}.")
+    cls: type[Any] = defined[0]
+    return cls
 
 
 def import_outside(name: str) -> ModuleType:

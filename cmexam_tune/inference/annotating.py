@@ -4,12 +4,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from cmexam_tune.core import variants
-from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.inference import annotations, answering, loading, usage
 from cmexam_tune.inference.provenance import provenance
 from cmexam_tune.inference.records import ResumableFile
+from cmexam_tune.models import families
 
 
 def outputs(source: loading.Source, questions: Sequence[Question], path: Path, out: Path) -> dict[str, str]:
@@ -26,9 +25,7 @@ def outputs(source: loading.Source, questions: Sequence[Question], path: Path, o
         UserError: `out` holds something else.
     """
     config = source.config
-    family: Any = variants.load("families", config.model.family)
-    if family.task != "generate":
-        raise ConfigError(f"model.family={config.model.family}: a model that chooses an option cannot annotate.")
+    family = families.writer(config.model.family, "annotate")
     keys = [annotations.key(question, facet) for question in questions for facet in annotations.FACETS]
     remedy = "Move it away, or choose another --out."
     with ResumableFile(out, provenance(config, path, source.run), remedy=remedy) as file:

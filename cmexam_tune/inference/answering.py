@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cmexam_tune.config import Config
-from cmexam_tune.core import cli, jsonl, variants
+from cmexam_tune.core import cli, jsonl
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.core.progress import Progress, duration
 from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.inference import loading, usage
 from cmexam_tune.inference.records import FAILED, ResumableFile
+from cmexam_tune.models import families
 from cmexam_tune.prompts import Asked, Asking
 
 WINDOW = 64
@@ -104,8 +105,8 @@ def _work(asked: Asked) -> tuple[Any, ...]:
 def _answerer(source: loading.Source) -> Any:
     """Load the model and return what has a method `answer`."""
     config = source.config
-    family: Any = variants.load("families", config.model.family)
-    if family.task == "generate":
+    family = families.named(config.model.family)
+    if isinstance(family, families.Writer):
         return family.decoder(loading.load(source), config)
     if config.prompt.shots:
         raise ConfigError(f"prompt.shots: a model of family {config.model.family} reads no examples. Leave it out.")
@@ -125,7 +126,7 @@ def _windows(config: Config, answerer: Any, asked: Sequence[Asked]) -> Iterator[
 
     A model behind an address gets all at once: it has no batches, and would stand still between windows.
     """
-    size = len(asked) if config.model.family == "endpoint" else WINDOW * config.generation.batch_size
+    size = len(asked) if config.model.is_remote else WINDOW * config.generation.batch_size
     for start in range(0, len(asked), size):
         yield from answerer.answer(asked[start : start + size])
 

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 from cmexam_tune import prompts
 from cmexam_tune.config import Config
-from cmexam_tune.core import variants
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.core.schema import Question
 from cmexam_tune.exams import Cells, Unreadable
+from cmexam_tune.models import families
 from cmexam_tune.models.families import Loaded
 
 Messages = Sequence[Mapping[str, str]]
@@ -67,8 +67,7 @@ def remembers(config: Config, loaded: Loaded) -> bool:
 
 
 def _decoder(config: Config, loaded: Loaded) -> Any:
-    family: Any = variants.load("families", config.model.family)
-    return family.decoder(loaded, config)
+    return families.writer(config.model.family, "talk").decoder(loaded, config)
 
 
 def asked(messages: Messages, style: str | prompts.Style | None = None) -> prompts.Asked:

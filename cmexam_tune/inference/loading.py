@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from cmexam_tune.config import Config, load_config
-from cmexam_tune.core import libraries, variants
+from cmexam_tune.core import libraries
 from cmexam_tune.core.errors import ConfigError, UserError
+from cmexam_tune.models import families
 from cmexam_tune.models.families import Loaded
 
 
@@ -44,8 +45,8 @@ def load(source: Source) -> Loaded:
     Raises:
         UserError: no finished run, missing weights, or a model that does not fit the adapter.
     """
-    if source.config.model.family == "endpoint":
-        return Loaded.nothing()
+    if source.config.model.is_remote:
+        return families.named(source.config.model.family).load(source.config.model)
     from cmexam_tune.models import merging
 
     # One whose weights merging has spoilt is read again; by then nothing holds it any more.
@@ -59,11 +60,10 @@ def load_writer(run: str | Path, overrides: Sequence[str] = ()) -> tuple[Config,
         UserError: no finished run, or one whose model chooses among options and cannot write.
     """
     source = open_source(run, overrides)
-    family = source.config.model.family
-    module: Any = variants.load("families", family)
-    if module.task != "generate":
-        raise UserError(f"{run}: a model of family {family} chooses an option and writes no text. Use predict.")
-    if family == "endpoint":
+    model = source.config.model
+    if families.named(model.family).task != "generate":
+        raise UserError(f"{run}: a model of family {model.family} chooses an option and writes no text. Use predict.")
+    if model.is_remote:
         raise UserError(f"{run}: the model is behind an address already; talk to it there.")
     return source.config, load(source)
 
@@ -74,8 +74,7 @@ def _read(source: Source) -> Loaded:
 
         _, loaded = runs.load(source.run, source.overrides, device())
     else:
-        family: Any = variants.load("families", source.config.model.family)
-        loaded = family.load(source.config.model, device=device())
+        loaded = families.named(source.config.model.family).load(source.config.model, device=device())
     model: Any = loaded.model
     if model is None:  # it is elsewhere
         return loaded

@@ -47,7 +47,7 @@ def estimate(source: Source, questions: str | Path, limit: int | None = None, to
         UserError: files or settings that cannot be used, or no such tokenizer.
     """
     config = source.config
-    if config.model.family == "endpoint":
+    if config.model.is_remote:
         from cmexam_tune.models.families.endpoint import Remote
 
         Remote(config)

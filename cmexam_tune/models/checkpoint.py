@@ -49,8 +49,6 @@ def raw_config(model: ModelConfig) -> dict[str, Any]:
         UserError: no such folder or hub name, or a folder that holds no model.
     """
     name = model.model_name_or_path
-    if model.load_in_4bit and model.family == "bert":
-        raise ConfigError("model.load_in_4bit: family bert has no weights of 4 bits here; leave it out.")
     checkpoint_validation.check_place(name)
     path = Path(name).expanduser()
     if path.is_dir():
@@ -81,7 +79,7 @@ def read_config(model: ModelConfig) -> PreTrainedConfig:
     """
     values = raw_config(model)
     kind = values.get("model_type", "")
-    if kind == "chatglm" and model.family != "chatglm":
+    if kind == "chatglm":  # family chatglm reads it by itself
         raise UserError(f"{model.model_name_or_path}: is a ChatGLM checkpoint. Set model.family=chatglm.")
     if kind not in CONFIG_MAPPING and not model.trust_remote_code:
         raise UserError(

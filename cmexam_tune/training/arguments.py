@@ -15,7 +15,7 @@ from transformers.utils.import_utils import is_liger_kernel_available
 from cmexam_tune.config import Config, PromptConfig, TrainingConfig, recipe_folders
 from cmexam_tune.core import cli, documents
 from cmexam_tune.core.errors import ConfigError
-from cmexam_tune.models import checkpoint
+from cmexam_tune.models import adapters, checkpoint
 from cmexam_tune.models.prefix import MODULE
 from cmexam_tune.training.data.sampler import Layout
 
@@ -88,7 +88,8 @@ def build(training: TrainingConfig, output_dir: Path, weights_dtype: str = "auto
 def check_supported(config: Config) -> None:
     """Refuse what would only fail, or train something else than was asked for, once the weights are loaded."""
     values = config.training.arguments
-    if config.model.load_in_4bit and config.tuning.method != "lora":
+    method = adapters.named(str(config.tuning.method))
+    if config.model.load_in_4bit and not method.trains_beside_4bit:
         raise ConfigError(
             f"model.load_in_4bit: weights of 4 bits are frozen and read by LoRA only, not by "
             f"tuning.method={config.tuning.method}. Set tuning.method=lora, or leave it out."
@@ -100,12 +101,7 @@ def check_supported(config: Config) -> None:
         )
     if values.get("fsdp"):
         raise ConfigError("training.fsdp: not supported here. To share out weights set training.deepspeed=zero3.")
-    options = values.get("activation_checkpointing_kwargs") or values.get("gradient_checkpointing_kwargs") or {}
-    if config.tuning.method == "ptuning" and isinstance(options, Mapping) and options.get("use_reentrant"):
-        raise ConfigError(
-            "training.gradient_checkpointing_kwargs.use_reentrant=true: gradients would not reach the prefix of "
-            "P-tuning. Leave it out."
-        )
+    method.check(values)
 
 
 def check_evaluation(training: TrainingConfig, arguments: TrainingArguments, *, has_validation: bool) -> None:
@@ -187,15 +183,8 @@ def precision_warnings(
     half = sorted(name for name, dtype in trainable.items() if dtype == torch.float16)
     if half and fp16:
         lines.append(f"{half[0]} is trained in float16: updates below 6e-8 are lost and loss scaling cannot work.")
-    if method == "ptuning" and rate >= 1e-2 and fp16:
-        lines.append(
-            f"training.learning_rate={rate:g} with P-tuning in fp16 often ends in loss 0 or NaN. 5e-3, or "
-            "tuning.prefix_projection=true, is steadier; the run stops by itself if it degenerates."
-        )
-    if method in ("lora", "full") and rate > 5e-3:
-        lines.append(f"training.learning_rate={rate:g} is far above what {method} uses (1e-5 to 1e-3).")
-    if training.arguments.get("weight_decay") and method == "ptuning":
-        lines.append("training.weight_decay pulls the P-tuning prefix to zero; its authors use none.")
+    if method is not None:
+        lines += adapters.named(method).warnings(training.arguments, learning_rate=rate, fp16=fp16)
     return lines
 
 

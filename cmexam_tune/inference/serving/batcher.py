@@ -10,9 +10,9 @@ from concurrent.futures import Future
 from typing import Any
 
 from cmexam_tune.config import Config
-from cmexam_tune.core import variants
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.evaluation.answer_parsing import HALF
+from cmexam_tune.models import families
 from cmexam_tune.models.families import Loaded
 from cmexam_tune.models.generation.items import Written
 from cmexam_tune.models.generation.streaming import RowOptions
@@ -67,8 +67,7 @@ class DynamicBatcher:
         return len(self._decoder(config).ask([asked])[0].ids)
 
     def _decoder(self, config: Config) -> Any:
-        family: Any = variants.load("families", config.model.family)
-        return family.decoder(self._loaded, config)
+        return families.writer(config.model.family, "serve").decoder(self._loaded, config)
 
     def _work(self) -> None:
         held: list[Pending] = []

@@ -45,7 +45,8 @@ def check(folders: Sequence[str | Path], overrides: Sequence[str] = ()) -> None:
 def _facts(run: runs.Run) -> dict[str, Any]:
     """Return what runs have to agree in."""
     config = run.config
-    if config.tuning.method != "lora" or runs.parts(config)[0].task != "generate":
+    family, method = runs.parts(config)
+    if not method.averages or family.task != "generate":
         raise UserError(f"{run.path}: {config.tuning.method} on {config.model.family}; only LoRA on decoders averages.")
     for key, value in WHOLE.items():
         if (found := getattr(config.tuning.settings, key)) != value:

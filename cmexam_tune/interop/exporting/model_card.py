@@ -2,11 +2,11 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 from cmexam_tune.config import Config
 from cmexam_tune.core import documents, files
 from cmexam_tune.interop.exporting.modelfile import Modelfile
+from cmexam_tune.models import families
 from cmexam_tune.models.families import Loaded
 from cmexam_tune.prompts import Dialogue
 from cmexam_tune.training.run_directory import run as runs
@@ -20,8 +20,8 @@ TRAINING = ("train_loss", "eval_loss", "eval_exam_accuracy", "best_metric")
 
 def around(config: Config, loaded: Loaded) -> tuple[str, str] | None:
     """Return what stands before and after a message in a training prompt, special tokens written out; None unclear."""
-    family: Any = runs.parts(config)[0]
-    if family.task != "generate":
+    family = families.named(config.model.family)
+    if not isinstance(family, families.Writer):
         return None
     codec = family.decoder(loaded, config).codec
     (ids,) = codec.sources([Dialogue(SENTINEL, (), config.prompt.system)])

@@ -4,15 +4,14 @@ Format: https://github.com/ollama/ollama/blob/main/docs/modelfile.md. Ollama put
 """
 
 import dataclasses
-from typing import Any
 
 from cmexam_tune import prompts
 from cmexam_tune.config import Config
 from cmexam_tune.core.errors import ConfigError
+from cmexam_tune.models import families
 from cmexam_tune.models.families import Loaded
 from cmexam_tune.models.generation import stopping
 from cmexam_tune.prompts import Dialogue
-from cmexam_tune.training.run_directory import run
 
 PROMPT, SYSTEM = "{{ .Prompt }}", "{{ .System }}"
 QUOTES = '"""'
@@ -45,10 +44,10 @@ class Modelfile:
 
 def written(config: Config, loaded: Loaded) -> Modelfile | str | None:
     """Return the Modelfile of a run's whole model; why there is none; or None for a model that writes no text."""
-    family: Any = run.parts(config)[0]
-    if family.task != "generate":
+    family = families.named(config.model.family)
+    if not isinstance(family, families.Writer):
         return None
-    if config.model.family != "llama":
+    if not family.runs_in_ollama:
         return f"Ollama does not read models of family {config.model.family}."
     if config.prompt.template == "auto" and loaded.tokenizer.chat_template:
         return OWN_TEMPLATE

@@ -2,55 +2,82 @@
 
 In: a checkpoint, then questions. Out: token rows to train on, and predictions. Start reading with `Family` below, then
 `llama.py`; what families share is in `cmexam_tune.models`.
+
+Whatever differs between families is an attribute or a method of theirs: nobody outside a family's file asks for its
+name, so that a family of a user's own gets the right behaviour everywhere.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
+from cmexam_tune import prompts
 from cmexam_tune.config import Config, ModelConfig, PromptConfig
+from cmexam_tune.core import variants
+from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.models import Loaded
 from cmexam_tune.models.features import Encoded
 from cmexam_tune.prompts import Asked
 
-__all__ = ["Answers", "Classifier", "Family", "Loaded", "Writer"]
+__all__ = ["Answers", "Classifier", "Family", "Loaded", "Writer", "named", "writer"]
 
 if TYPE_CHECKING:
     import torch
 
 
-class Family(Protocol):
-    """What a module in this folder provides."""
+class Family(ABC):
+    """A kind of model: how it is loaded, what it is trained on and how it answers. Families hold no state."""
 
-    @property
-    def task(self) -> Literal["generate", "classify"]:
-        """Whether the model writes its answer or scores options."""
-
-    @property
-    def lora_targets(self) -> tuple[str, ...]:
-        """`target_modules` of LoRA where the recipe names none."""
-
-    @property
-    def prefix_shifts_positions(self) -> bool:
-        """Whether real tokens are counted from after the P-tuning prefix (as PEFT does) or from 0 (as ChatGLM does)."""
+    task: ClassVar[Literal["generate", "classify"]]
+    """Whether the model writes its answer or scores options."""
+    lora_targets: ClassVar[tuple[str, ...]] = ()
+    """`target_modules` of LoRA where the recipe names none."""
+    prefix_shifts_positions: ClassVar[bool] = True
+    """Whether real tokens are counted from after the P-tuning prefix (as PEFT does) or from 0 (as ChatGLM does)."""
+    loads_in_4bit: ClassVar[bool] = False
+    """Whether `model.load_in_4bit` (bitsandbytes' NF4) is possible."""
+    takes_authors_prefix: ClassVar[bool] = False
+    """Whether the model's authors have a format of their own for a P-tuning prefix."""
+    runs_in_ollama: ClassVar[bool] = False
+    """Whether an exported model comes with a Modelfile."""
 
     def load(self, model: ModelConfig, questions: Iterable[Question] | None = None, device: str = "cpu") -> Loaded:
-        """Load model and tokenizer; `questions` (training) fixes the labels of a new classification head.
+        """Load model and tokenizer.
 
-        On the device `meta` the model has every shape and no weights.
+        Args:
+            model: the section `model` of a config.
+            questions: in training, what fixes the labels of a new classification head.
+            device: on `meta` the model has every shape and no weights.
 
         Raises:
             UserError: the path does not exist, or holds a model of another kind.
+            ConfigError: a setting that this family does not have.
         """
+        if model.is_remote:
+            raise ConfigError(
+                f"model.base_url: family {model.family} loads weights; for a model behind an address set "
+                "model.family=endpoint."
+            )
+        if model.load_in_4bit and not self.loads_in_4bit:
+            raise ConfigError(f"model.load_in_4bit: family {model.family} has no weights of 4 bits here; leave it out.")
+        return self.open(model, questions, device)
 
+    @abstractmethod
+    def open(self, model: ModelConfig, questions: Iterable[Question] | None, device: str) -> Loaded:
+        """Do what `load` promises, for settings that this family has."""
+
+    @abstractmethod
     def encode(
         self, loaded: Loaded, questions: Sequence[Question], prompt: PromptConfig, model: ModelConfig
     ) -> Encoded:
         """Return training rows with labels, and what had to be cut or skipped."""
 
+    @abstractmethod
     def collate(self, loaded: Loaded, groups: Sequence[Sequence[Mapping[str, Any]]]) -> "dict[str, torch.Tensor]":
         """Return one padded batch; each group of rows becomes one row of the batch (packed if it has several)."""
 
+    @abstractmethod
     def answer(self, loaded: Loaded, questions: Sequence[Question], config: Config) -> Iterator[Prediction]:
         """Yield one prediction for each question, in an order of the family's choice."""
 
@@ -62,18 +89,56 @@ class Answers(Protocol):
         """Yield one prediction for each question, in an order of its choice; ids are distinct."""
 
 
-class Writer(Family, Protocol):
-    """What a family whose task is `generate` provides beside that."""
+class Writer(Family):
+    """A family whose models write their answers."""
 
-    def decoder(self, loaded: Loaded, config: Config) -> Answers:
+    task: ClassVar[Literal["generate"]] = "generate"
+
+    @abstractmethod
+    def decoder(self, loaded: Loaded, config: Config) -> Any:
         """Bind a model to its template and to a configuration; costs nothing."""
 
+    def answer(self, loaded: Loaded, questions: Sequence[Question], config: Config) -> Iterator[Prediction]:
+        """Yield one prediction for each question, asked as the config's prompt says."""
+        answered: Iterator[Prediction] = self.decoder(loaded, config).answer(prompts.plainly(questions, config))
+        return answered
 
-class Classifier(Family, Protocol):
-    """What a family whose task is `classify` provides beside that."""
 
+class Classifier(Family):
+    """A family whose models choose among the options of a question."""
+
+    task: ClassVar[Literal["classify"]] = "classify"
+
+    @abstractmethod
     def loss(self, model: "torch.nn.Module", batch: "Mapping[str, torch.Tensor]") -> "torch.Tensor":
         """Return the mean loss over the questions of a batch; `model` may be wrapped for training."""
 
+    @abstractmethod
     def scores(self, model: "torch.nn.Module", batch: "Mapping[str, torch.Tensor]") -> "torch.Tensor":
         """Return the logits of a batch; its labels are not read."""
+
+
+def named(name: str) -> Family:
+    """Return the family of a config's `model.family`.
+
+    Raises:
+        ConfigError: there is none of this name.
+    """
+    family: Family = variants.the_class("families", name)()
+    return family
+
+
+def writer(name: str, why: str) -> Writer:
+    """Return a family whose models write.
+
+    Args:
+        name: the config's `model.family`.
+        why: what a model that chooses an option cannot do, for the message.
+
+    Raises:
+        ConfigError: there is none of this name, or its models choose an option.
+    """
+    family = named(name)
+    if not isinstance(family, Writer):
+        raise ConfigError(f"model.family={name}: a model that chooses an option cannot {why}.")
+    return family

@@ -6,7 +6,7 @@ multilabel: one sigmoid for each letter.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch.nn import functional
@@ -22,59 +22,144 @@ from cmexam_tune.config import Config, ModelConfig, PromptConfig
 from cmexam_tune.core.errors import ConfigError, UserError
 from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.models import checkpoint, features
-from cmexam_tune.models.families import Loaded
+from cmexam_tune.models.families import Classifier, Loaded
 from cmexam_tune.models.features import IGNORE_INDEX, Encoded, Ids, Truncation
 from cmexam_tune.models.precision import check_numbers, inference
 
-task: Literal["classify"] = "classify"
-lora_targets: tuple[str, ...] = ("query", "value")
-prefix_shifts_positions = True
 THRESHOLD = 0.5
 """Probability from which an option belongs to the answer; the best one always does."""
 
 
-def load(model: ModelConfig, questions: Iterable[Question] | None = None, device: str = "cpu") -> Loaded:
-    """Load an encoder with a classification head.
+class Bert(Classifier):
+    """Encoders with a classification head."""
 
-    A new head of `label` or `multilabel` takes its labels from `questions`; a head that was trained here brings them
-    in its config.json, and an adapter's run names them in `model.config.id2label`.
+    lora_targets: ClassVar[tuple[str, ...]] = ("query", "value")
 
-    Raises:
-        UserError: the path does not exist, holds no encoder, or nothing says what the labels are.
-    """
-    if model.adapter_name_or_path is not None:
-        raise ConfigError(
-            "model.adapter_name_or_path: family bert starts from a whole model. Merge the adapter first (`cmexam-tune "
-            "export --merge`) and name that folder in model.model_name_or_path."
+    def open(self, model: ModelConfig, questions: Iterable[Question] | None, device: str) -> Loaded:
+        """Load an encoder with a classification head.
+
+        A new head of `label` or `multilabel` takes its labels from `questions`; a head that was trained here brings
+        them in its config.json, and an adapter's run names them in `model.config.id2label`.
+
+        Raises:
+            UserError: the path does not exist, holds no encoder, or nothing says what the labels are.
+        """
+        if model.adapter_name_or_path is not None:
+            raise ConfigError(
+                "model.adapter_name_or_path: family bert starts from a whole model. Merge the adapter first "
+                "(`cmexam-tune export --merge`) and name that folder in model.model_name_or_path."
+            )
+        config = checkpoint.read_config(model)
+        kind, name = config.model_type, model.model_name_or_path
+        if config.is_encoder_decoder or kind not in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
+            raise UserError(
+                f"{name}: is no encoder ({kind}); family bert needs one. For a decoder set model.family=llama."
+            )
+        if kind not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES:
+            raise UserError(f"{name}: transformers has no classifier for type {kind!r}.")
+        stored = getattr(config, "cmexam_head", None)
+        head = model.head or stored
+        if head is None:
+            raise ConfigError("model.head: a classifier needs one of choice, label, multilabel.")
+        if stored not in (None, head):
+            raise UserError(f"{name}: was trained with model.head={stored}, the config says {head}.")
+        labels = _labels(head, model, config if stored else None, questions)
+        config.cmexam_head = head
+        config.num_labels = len(labels)
+        config.id2label = dict(enumerate(labels))
+        config.label2id = {label: i for i, label in enumerate(labels)}
+        classifier: Any = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING[type(config)]
+        prefix = classifier.base_model_prefix + "."
+        encoder = checkpoint.read_weights(
+            AutoModelForSequenceClassification,
+            model,
+            config,
+            device,
+            # The head is new unless it was trained here; models tuned only on masked words have no pooler.
+            lambda key: stored is None and (not key.startswith(prefix) or ".pooler." in key),
         )
-    config = checkpoint.read_config(model)
-    kind, name = config.model_type, model.model_name_or_path
-    if config.is_encoder_decoder or kind not in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
-        raise UserError(f"{name}: is no encoder ({kind}); family bert needs one. For a decoder set model.family=llama.")
-    if kind not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES:
-        raise UserError(f"{name}: transformers has no classifier for type {kind!r}.")
-    stored = getattr(config, "cmexam_head", None)
-    head = model.head or stored
-    if head is None:
-        raise ConfigError("model.head: a classifier needs one of choice, label, multilabel.")
-    if stored not in (None, head):
-        raise UserError(f"{name}: was trained with model.head={stored}, the config says {head}.")
-    labels = _labels(head, model, config if stored else None, questions)
-    config.cmexam_head = head
-    config.num_labels = len(labels)
-    config.id2label = dict(enumerate(labels))
-    config.label2id = {label: i for i, label in enumerate(labels)}
-    classifier: Any = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING[type(config)]
-    prefix = classifier.base_model_prefix + "."
-    encoder = checkpoint.read_weights(
-        AutoModelForSequenceClassification,
-        model,
-        config,
-        device,
-        # The head is new unless it was trained here; models tuned only on masked words have no pooler.
-        lambda key: stored is None and (not key.startswith(prefix) or ".pooler." in key),
-    )
-    return Loaded(encoder, checkpoint.read_tokenizer(model))
+        return Loaded(encoder, checkpoint.read_tokenizer(model))
+
+    def encode(
+        self, loaded: Loaded, questions: Sequence[Question], prompt: PromptConfig, model: ModelConfig
+    ) -> Encoded:
+        """Return training rows: `input_ids` (choice: one list for each option), `labels`, `question_id`."""
+        head, labels = _head(loaded), _label_list(loaded)
+        sources = _sources(loaded, questions, prompt)
+        rows: list[Mapping[str, Any]] = []
+        unrenderable = []
+        for i, question in enumerate(questions):
+            target = _target(question, head, labels)
+            if target is None:
+                unrenderable.append(question.id)
+            elif i not in sources.too_long:
+                rows.append({"question_id": question.id, "input_ids": sources.ids[i], "labels": target})
+        too_long = tuple(questions[i].id for i in sorted(sources.too_long) if questions[i].id not in set(unrenderable))
+        return Encoded(
+            rows,
+            Truncation(
+                rows=len(rows),
+                stems_cut=len(sources.cut - sources.too_long),
+                too_long=too_long,
+                unrenderable=tuple(unrenderable),
+                longest_source=max((_longest(row["input_ids"]) for row in rows), default=0),
+            ),
+        )
+
+    def collate(self, loaded: Loaded, groups: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, torch.Tensor]:
+        """Return one right-padded batch.
+
+        Returns:
+            `input_ids`, `attention_mask` and, for models with segments, `token_type_ids` [n, s]; `question` [n]: which
+            question a sequence belongs to; `labels`: choice [n], label [questions], multilabel [questions, letters].
+        """
+        rows = [row for group in groups for row in group]
+        batch = _inputs(loaded, [row["input_ids"] for row in rows])
+        labels = [row["labels"] for row in rows]
+        if _head(loaded) == "multilabel":
+            return {**batch, "labels": torch.tensor(labels)}
+        return {**batch, "labels": torch.tensor([label for row in labels for label in row])}
+
+    def scores(self, model: torch.nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Return the logits [n, labels] of a batch; `labels` and `question` in it are not read."""
+        inputs = {name: value for name, value in batch.items() if name not in ("labels", "question")}
+        logits: torch.Tensor = model(**inputs).logits
+        return logits.float()
+
+    def loss(self, model: torch.nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Return the mean over questions of each one's loss, itself the mean over its options or letters."""
+        logits, labels = self.scores(model, batch), batch["labels"]
+        if labels.dim() == 1 and logits.shape[1] > 1:
+            return functional.cross_entropy(logits, labels)
+        if labels.dim() == 1:
+            each = functional.binary_cross_entropy_with_logits(logits[:, 0], labels.float(), reduction="none")
+            sizes = torch.bincount(batch["question"])
+            return (each / sizes[batch["question"]]).sum() / len(sizes)
+        known = (labels != IGNORE_INDEX).float()
+        each = functional.binary_cross_entropy_with_logits(logits, labels.clamp(min=0).float(), reduction="none")
+        return ((each * known).sum(1) / known.sum(1)).mean()
+
+    def answer(self, loaded: Loaded, questions: Sequence[Question], config: Config) -> Iterator[Prediction]:
+        """Yield a prediction for each question, longest first; its text is `答案: AC`."""
+        head, labels = _head(loaded), _label_list(loaded)
+        limit = position_limit(loaded.model.config)
+        sources = _sources(loaded, questions, config.prompt)
+        # An option longer than the model's positions can only be read in part; the question still gets an answer.
+        ids = [[row[:limit] for row in sequences] for sequences in sources.ids]
+        order = sorted(range(len(questions)), key=lambda i: -_longest(ids[i]))
+        size = config.generation.batch_size
+        for start in range(0, len(order), size):
+            some = order[start : start + size]
+            batch = {
+                name: value.to(loaded.model.device) for name, value in _inputs(loaded, [ids[i] for i in some]).items()
+            }
+            with inference(loaded.model):
+                logits = self.scores(loaded.model, batch).cpu()
+            check_numbers(logits)
+            for row, i in enumerate(some):
+                mine = logits[batch["question"].cpu() == row]
+                letters = read_logits(questions[i], head, labels, mine[:, 0] if head == "choice" else mine[0])
+                yield Prediction(questions[i].id, f"答案: {letters}" if letters else "", letters or None)
 
 
 def _labels(
@@ -95,31 +180,6 @@ def _labels(
     if not answers:
         raise UserError("data.train: no question has an answer, so there is no label to train.")
     return answers
-
-
-def encode(loaded: Loaded, questions: Sequence[Question], prompt: PromptConfig, model: ModelConfig) -> Encoded:
-    """Return training rows: `input_ids` (choice: one list for each option), `labels`, `question_id`."""
-    head, labels = _head(loaded), _label_list(loaded)
-    sources = _sources(loaded, questions, prompt)
-    rows: list[Mapping[str, Any]] = []
-    unrenderable = []
-    for i, question in enumerate(questions):
-        target = _target(question, head, labels)
-        if target is None:
-            unrenderable.append(question.id)
-        elif i not in sources.too_long:
-            rows.append({"question_id": question.id, "input_ids": sources.ids[i], "labels": target})
-    too_long = tuple(questions[i].id for i in sorted(sources.too_long) if questions[i].id not in set(unrenderable))
-    return Encoded(
-        rows,
-        Truncation(
-            rows=len(rows),
-            stems_cut=len(sources.cut - sources.too_long),
-            too_long=too_long,
-            unrenderable=tuple(unrenderable),
-            longest_source=max((_longest(row["input_ids"]) for row in rows), default=0),
-        ),
-    )
 
 
 def _target(question: Question, head: str, labels: list[str]) -> list[int] | None:
@@ -168,21 +228,6 @@ def position_limit(config: PreTrainedConfig) -> int:
     return int(config.max_position_embeddings) - (int(config.pad_token_id or 0) + 1 if roberta else 0)
 
 
-def collate(loaded: Loaded, groups: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, torch.Tensor]:
-    """Return one right-padded batch.
-
-    Returns:
-        `input_ids`, `attention_mask` and, for models with segments, `token_type_ids` [n, s]; `question` [n]: which
-        question a sequence belongs to; `labels`: choice [n], label [questions], multilabel [questions, letters].
-    """
-    rows = [row for group in groups for row in group]
-    batch = _inputs(loaded, [row["input_ids"] for row in rows])
-    labels = [row["labels"] for row in rows]
-    if _head(loaded) == "multilabel":
-        return {**batch, "labels": torch.tensor(labels)}
-    return {**batch, "labels": torch.tensor([label for row in labels for label in row])}
-
-
 def _inputs(loaded: Loaded, questions: Sequence[list[Ids]]) -> dict[str, torch.Tensor]:
     tokenizer: PreTrainedTokenizerBase = loaded.tokenizer
     flat = [ids for sequences in questions for ids in sequences]
@@ -201,49 +246,7 @@ def _inputs(loaded: Loaded, questions: Sequence[list[Ids]]) -> dict[str, torch.T
     return batch
 
 
-def scores(model: torch.nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Return the logits [n, labels] of a batch; `labels` and `question` in it are not read."""
-    inputs = {name: value for name, value in batch.items() if name not in ("labels", "question")}
-    logits: torch.Tensor = model(**inputs).logits
-    return logits.float()
-
-
-def loss(model: torch.nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Return the mean over questions of each one's loss, itself the mean over its options or letters."""
-    logits, labels = scores(model, batch), batch["labels"]
-    if labels.dim() == 1 and logits.shape[1] > 1:
-        return functional.cross_entropy(logits, labels)
-    if labels.dim() == 1:
-        each = functional.binary_cross_entropy_with_logits(logits[:, 0], labels.float(), reduction="none")
-        sizes = torch.bincount(batch["question"])
-        return (each / sizes[batch["question"]]).sum() / len(sizes)
-    known = (labels != IGNORE_INDEX).float()
-    each = functional.binary_cross_entropy_with_logits(logits, labels.clamp(min=0).float(), reduction="none")
-    return ((each * known).sum(1) / known.sum(1)).mean()
-
-
-def answer(loaded: Loaded, questions: Sequence[Question], config: Config) -> Iterator[Prediction]:
-    """Yield a prediction for each question, longest first; its text is `答案: AC`."""
-    head, labels = _head(loaded), _label_list(loaded)
-    limit = position_limit(loaded.model.config)
-    sources = _sources(loaded, questions, config.prompt)
-    # An option longer than the model's positions can only be read in part; the question still gets an answer.
-    ids = [[row[:limit] for row in sequences] for sequences in sources.ids]
-    order = sorted(range(len(questions)), key=lambda i: -_longest(ids[i]))
-    size = config.generation.batch_size
-    for start in range(0, len(order), size):
-        some = order[start : start + size]
-        batch = {name: value.to(loaded.model.device) for name, value in _inputs(loaded, [ids[i] for i in some]).items()}
-        with inference(loaded.model):
-            logits = scores(loaded.model, batch).cpu()
-        check_numbers(logits)
-        for row, i in enumerate(some):
-            mine = logits[batch["question"].cpu() == row]
-            letters = _read(questions[i], head, labels, mine[:, 0] if head == "choice" else mine[0])
-            yield Prediction(questions[i].id, f"答案: {letters}" if letters else "", letters or None)
-
-
-def _read(question: Question, head: str, labels: list[str], logits: torch.Tensor) -> str:
+def read_logits(question: Question, head: str, labels: list[str], logits: torch.Tensor) -> str:
     """Return the answer that the logits of one question mean; only letters that the question offers can be in it."""
     values = dict(zip(question.options if head == "choice" else labels, logits.tolist(), strict=True))
     single = question.kind == "single"

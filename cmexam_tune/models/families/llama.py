@@ -1,9 +1,9 @@
 """Decoders that transformers loads by itself: LLaMA, Alpaca, Vicuna, Huatuo, Qwen, Baichuan2, InternLM2, GLM-4, ..."""
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar
 
 import torch
 from jinja2 import TemplateError
@@ -14,7 +14,7 @@ from transformers.utils.generic import is_flash_attention_requested
 from cmexam_tune import prompts
 from cmexam_tune.config import Config, ModelConfig, PromptConfig
 from cmexam_tune.core.errors import ConfigError, UserError, first_line
-from cmexam_tune.core.schema import Prediction, Question
+from cmexam_tune.core.schema import Question
 from cmexam_tune.evaluation.answer_parsing import THINK
 from cmexam_tune.models import (
     causal,
@@ -23,42 +23,89 @@ from cmexam_tune.models import (
     layouts,
 )
 from cmexam_tune.models.causal import Codec
-from cmexam_tune.models.families import Loaded
+from cmexam_tune.models.families import Loaded, Writer
 from cmexam_tune.models.features import Encoded, Ids
 from cmexam_tune.models.generation.decoder import Decoder
 from cmexam_tune.prompts import Dialogue
 
-task: Literal["generate"] = "generate"
-lora_targets: tuple[str, ...] = ("q_proj", "v_proj")
-prefix_shifts_positions = True
 
+class Llama(Writer):
+    """Every decoder that transformers loads by itself; a family of dialogue models overrides `codec` only."""
 
-def load(model: ModelConfig, questions: Iterable[Question] | None = None, device: str = "cpu") -> Loaded:
-    """Load a decoder; an adapter in `model.adapter_name_or_path` is merged into it.
+    lora_targets: ClassVar[tuple[str, ...]] = ("q_proj", "v_proj")
+    loads_in_4bit: ClassVar[bool] = True
+    runs_in_ollama: ClassVar[bool] = True
 
-    Raises:
-        UserError: the path does not exist, or holds an encoder, an encoder-decoder or a damaged model.
-    """
-    if model.head is not None:
-        raise ConfigError(f"model.head={model.head}: family {model.family} writes its answers and has no head.")
-    config = checkpoint.read_config(model)
-    kind, name = config.model_type, model.model_name_or_path
-    if config.is_encoder_decoder:
-        raise UserError(f"{name}: is an encoder-decoder ({kind}); family llama needs a decoder.")
-    if kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not getattr(config, "is_decoder", False):
-        raise UserError(f"{name}: is an encoder ({kind}). Set model.family=bert, or name a decoder.")
-    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not model.trust_remote_code:
-        raise UserError(f"{name}: transformers has no text-generating model for type {kind!r}.")
-    decoder = checkpoint.read_weights(AutoModelForCausalLM, model, config, device)
-    tokenizer = checkpoint.read_tokenizer(model)
-    if model.adapter_name_or_path is not None:
-        decoder, tokenizer = merge_adapter(decoder, tokenizer, model)
-    if tokenizer.eos_token_id is None:
-        raise UserError(f"{name}: its tokenizer has no EOS token, so answers would never end. Set eos_token in it.")
-    # With a cache transformers does not look for packed rows; generate asks for one by its own config.
-    decoder.config.use_cache = False
-    decoder.generation_config.use_cache = True
-    return Loaded(decoder, tokenizer)
+    def open(self, model: ModelConfig, questions: Iterable[Question] | None, device: str) -> Loaded:
+        """Load a decoder; an adapter in `model.adapter_name_or_path` is merged into it.
+
+        Raises:
+            UserError: the path does not exist, or holds an encoder, an encoder-decoder or a damaged model.
+        """
+        if model.head is not None:
+            raise ConfigError(f"model.head={model.head}: family {model.family} writes its answers and has no head.")
+        config = checkpoint.read_config(model)
+        kind, name = config.model_type, model.model_name_or_path
+        if config.is_encoder_decoder:
+            raise UserError(f"{name}: is an encoder-decoder ({kind}); family llama needs a decoder.")
+        if kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not getattr(config, "is_decoder", False):
+            raise UserError(f"{name}: is an encoder ({kind}). Set model.family=bert, or name a decoder.")
+        if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not model.trust_remote_code:
+            raise UserError(f"{name}: transformers has no text-generating model for type {kind!r}.")
+        decoder = checkpoint.read_weights(AutoModelForCausalLM, model, config, device)
+        tokenizer = checkpoint.read_tokenizer(model)
+        if model.adapter_name_or_path is not None:
+            decoder, tokenizer = merge_adapter(decoder, tokenizer, model)
+        if tokenizer.eos_token_id is None:
+            raise UserError(f"{name}: its tokenizer has no EOS token, so answers would never end. Set eos_token in it.")
+        # With a cache transformers does not look for packed rows; generate asks for one by its own config.
+        decoder.config.use_cache = False
+        decoder.generation_config.use_cache = True
+        return Loaded(decoder, tokenizer)
+
+    def codec(self, tokenizer: PreTrainedTokenizerBase, prompt: PromptConfig, model: ModelConfig) -> Codec:
+        """Return how a model is asked: `auto` is its tokenizer's chat template if there is one, else no wrapper."""
+        targets = functools.partial(target_ids, tokenizer)
+        if prompt.template == "auto" and tokenizer.chat_template:
+            sources = functools.partial(chat_ids, tokenizer, model.chat_template_kwargs)
+            return Codec(sources, targets, thinks=_thinks(tokenizer, model))
+        if model.chat_template_kwargs:
+            raise ConfigError(
+                f"model.chat_template_kwargs: {model.model_name_or_path} has no chat template, or prompt.template="
+                f"{prompt.template} replaces it. Leave them out."
+            )
+        template = prompts.template("none" if prompt.template == "auto" else prompt.template)
+        return Codec(
+            lambda dialogues: source_ids(tokenizer, [template.text(dialogue) for dialogue in dialogues]),
+            targets,
+            stop=template.stop,
+            remembers=template.remembers,
+        )
+
+    def encode(
+        self, loaded: Loaded, questions: Sequence[Question], prompt: PromptConfig, model: ModelConfig
+    ) -> Encoded:
+        """Return training rows; see `causal.encode`."""
+        return causal.encode(self.codec(loaded.tokenizer, prompt, model), questions, prompt)
+
+    def collate(self, loaded: Loaded, groups: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, torch.Tensor]:
+        """Return one batch; see `causal.collate`.
+
+        Without `attention_mask`: padding is on the right, where causal attention never looks, and carries no label.
+        With a mask transformers leaves the fast causal kernels and repeats the key and value heads.
+
+        For FlashAttention everything becomes one row [1, tokens] without padding: transformers then finds the questions
+        by their `position_ids` and runs the kernel for rows of different lengths. In several rows it would not look.
+        """
+        if is_flash_attention_requested(loaded.model.config):
+            groups = [[row for group in groups for row in group]]
+        batch = causal.collate(loaded, groups)
+        batch.pop("attention_mask", None)
+        return batch
+
+    def decoder(self, loaded: Loaded, config: Config) -> Decoder:
+        """Return what lets the model write."""
+        return Decoder(self.codec(loaded.tokenizer, config.prompt, config.model), loaded, config)
 
 
 def merge_adapter(
@@ -90,26 +137,6 @@ def merge_adapter(
             f"({first_line(error)})."
         ) from None
     return merged, tokenizer
-
-
-def codec(tokenizer: PreTrainedTokenizerBase, prompt: PromptConfig, model: ModelConfig) -> Codec:
-    """Return how a model with this tokenizer is asked: `auto` is its chat template if it has one, else no wrapper."""
-    targets = functools.partial(target_ids, tokenizer)
-    if prompt.template == "auto" and tokenizer.chat_template:
-        sources = functools.partial(chat_ids, tokenizer, model.chat_template_kwargs)
-        return Codec(sources, targets, thinks=_thinks(tokenizer, model))
-    if model.chat_template_kwargs:
-        raise ConfigError(
-            f"model.chat_template_kwargs: {model.model_name_or_path} has no chat template, or prompt.template="
-            f"{prompt.template} replaces it. Leave them out."
-        )
-    template = prompts.template("none" if prompt.template == "auto" else prompt.template)
-    return Codec(
-        lambda dialogues: source_ids(tokenizer, [template.text(dialogue) for dialogue in dialogues]),
-        targets,
-        stop=template.stop,
-        remembers=template.remembers,
-    )
 
 
 def chat_ids(
@@ -146,34 +173,3 @@ def target_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list
     """Return completions as ids with EOS, tokenised apart from the prompt so that no token spans the boundary."""
     rows: list[Ids] = tokenizer(list(texts), add_special_tokens=False)["input_ids"]
     return [[*row, int(tokenizer.eos_token_id)] for row in rows]
-
-
-def encode(loaded: Loaded, questions: Sequence[Question], prompt: PromptConfig, model: ModelConfig) -> Encoded:
-    """Return training rows; see `causal.encode`."""
-    return causal.encode(codec(loaded.tokenizer, prompt, model), questions, prompt)
-
-
-def collate(loaded: Loaded, groups: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, torch.Tensor]:
-    """Return one batch; see `causal.collate`.
-
-    Without `attention_mask`: padding is on the right, where causal attention never looks, and carries no label. With a
-    mask transformers leaves the fast causal kernels and repeats the key and value heads.
-
-    For FlashAttention everything becomes one row [1, tokens] without padding: transformers then finds the questions by
-    their `position_ids` and runs the kernel for rows of different lengths. In several rows it would not look for them.
-    """
-    if is_flash_attention_requested(loaded.model.config):
-        groups = [[row for group in groups for row in group]]
-    batch = causal.collate(loaded, groups)
-    batch.pop("attention_mask", None)
-    return batch
-
-
-def decoder(loaded: Loaded, config: Config) -> Decoder:
-    """Return what lets the model write."""
-    return Decoder(codec(loaded.tokenizer, config.prompt, config.model), loaded, config)
-
-
-def answer(loaded: Loaded, questions: Sequence[Question], config: Config) -> Iterator[Prediction]:
-    """Yield one prediction for each question; see `Decoder.answer`."""
-    return decoder(loaded, config).answer(prompts.plainly(questions, config))

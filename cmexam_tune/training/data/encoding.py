@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import inspect
 import itertools
 import json
 import multiprocessing
@@ -168,7 +169,7 @@ class Encoder:
 
 def _code_checksum(family: Family) -> str:
     """Return a checksum of the code that turns questions into tokens, a family of a user's own included."""
-    own = Path(getattr(family, "__file__", __file__)).resolve()
+    own = Path(inspect.getfile(type(family))).resolve()
     sources = {
         *Path(prompts.__file__).parent.glob("*.py"),
         *(Path(str(module.__file__)) for module in (schema, features, causal)),

@@ -21,6 +21,7 @@ from typing import Any
 from cmexam_tune.config import Config, load_config
 from cmexam_tune.core import documents, jsonl, variants
 from cmexam_tune.core.errors import ConfigError, UserError
+from cmexam_tune.models import adapters, families
 from cmexam_tune.models.adapters import Method
 from cmexam_tune.models.families import Family, Loaded
 from cmexam_tune.training.run_directory.log import LOG, read_log
@@ -142,13 +143,12 @@ def is_about(report: Mapping[str, Any], path: Path) -> bool:
 
 
 def parts(config: Config) -> tuple[Family, Method]:
-    """Return the modules of the config's family and tuning method."""
-    family: Any = variants.load("families", config.model.family)
+    """Return the config's family and tuning method."""
+    family = families.named(config.model.family)
     if config.tuning.method is None:
         known = ", ".join(variants.names("tuning"))
         raise ConfigError(f"tuning.method: required key is missing for a training; known: {known}.")
-    method: Any = variants.load("tuning", config.tuning.method)
-    return family, method
+    return family, adapters.named(config.tuning.method)
 
 
 def load(folder: str | Path, overrides: Sequence[str] = (), device: str = "cpu") -> tuple[Config, Loaded]:

@@ -105,7 +105,7 @@ def _check_names(config: Config) -> None:
     prompts.style_of(config.prompt)
     if config.prompt.template != "auto":
         prompts.template(config.prompt.template)
-    if config.model.family != "endpoint":
+    if not config.model.is_remote:
         checkpoint_validation.check_place(config.model.model_name_or_path)
 
 

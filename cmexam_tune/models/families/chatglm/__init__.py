@@ -7,18 +7,18 @@
 # mypy: disable-error-code="no-untyped-call, misc, has-type, no-any-return"
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 
 from cmexam_tune import prompts
-from cmexam_tune.config import Config, ModelConfig, PromptConfig
+from cmexam_tune.config import ModelConfig, PromptConfig
 from cmexam_tune.core.errors import ConfigError, UserError, first_line
-from cmexam_tune.core.schema import Prediction, Question
+from cmexam_tune.core.schema import Question
 from cmexam_tune.models import attention, causal, checkpoint
 from cmexam_tune.models.causal import Codec
 from cmexam_tune.models.families import Loaded, llama
@@ -38,51 +38,74 @@ from cmexam_tune.models.families.chatglm.tokenization import (
     SentencePieceTokenizer,
     load_tokenizer,
 )
-from cmexam_tune.models.features import Encoded, Ids
-from cmexam_tune.models.generation.decoder import Decoder
+from cmexam_tune.models.features import Ids
 from cmexam_tune.prompts import Dialogue
 
-__all__ = ["answer", "collate", "encode", "load", "load_model", "load_tokenizer"]
-
-task: Literal["generate"] = "generate"
-lora_targets: tuple[str, ...] = ("query_key_value",)
-prefix_shifts_positions = False
+__all__ = ["ChatGLM", "load_model", "load_tokenizer"]
 
 
-def load(model: ModelConfig, questions: Iterable[Question] | None = None, device: str = "cpu") -> Loaded:
-    """Load a ChatGLM, or a GLM-4 in transformers' own layout.
+class ChatGLM(llama.Llama):
+    """ChatGLM-6B to GLM-4: layouts, tokenizers and rounds of their own, everything else as any decoder."""
 
-    `model.adapter_name_or_path` is a PEFT adapter, which is merged, or a P-tuning checkpoint of the ChatGLM authors,
-    which is put in front (for prediction).
+    lora_targets: ClassVar[tuple[str, ...]] = ("query_key_value",)
+    prefix_shifts_positions: ClassVar[bool] = False
+    takes_authors_prefix: ClassVar[bool] = True
+    runs_in_ollama: ClassVar[bool] = False
 
-    Raises:
-        UserError: the path does not exist, or holds another architecture or a damaged model.
-    """
-    if model.head is not None:
-        raise ConfigError(f"model.head={model.head}: family {model.family} writes its answers and has no head.")
-    kind = checkpoint.raw_config(model).get("model_type")
-    if kind in ("glm", "glm4"):
-        return llama.load(model, questions, device)
-    place = checkpoint.location(model)
-    decoder = read_model(model, device)
-    tokenizer: PreTrainedTokenizerBase
-    # GLM-4 in the remote-code layout brings no sentencepiece model.
-    glm4 = find_file(place, "tokenizer.json", model.revision) is not None
-    tokenizer = checkpoint.read_tokenizer(model) if glm4 else load_tokenizer(place, revision=model.revision)
-    rows = int(decoder.config.vocab_size)
-    if len(tokenizer) > rows:
-        raise UserError(f"{place}: {len(tokenizer)} tokens, but {rows} embeddings: they belong to different releases.")
-    if model.adapter_name_or_path is not None:
-        if (Path(model.adapter_name_or_path).expanduser() / "adapter_config.json").is_file():
-            # Beside an adapter `export` puts the release's own tokenizer, which AutoTokenizer takes for another kind.
-            decoder, tokenizer = llama.merge_adapter(decoder, tokenizer, model, words=glm4)
-        else:
-            decoder = attach_authors_prefix(decoder, Path(model.adapter_name_or_path).expanduser())
-    if isinstance(tokenizer, ChatGLM2Tokenizer):
-        decoder.generation_config.eos_token_id = tokenizer.stop_ids
-    decoder.config.use_cache = False
-    decoder.generation_config.use_cache = True
-    return Loaded(decoder, tokenizer)
+    def open(self, model: ModelConfig, questions: Iterable[Question] | None, device: str) -> Loaded:
+        """Load a ChatGLM, or a GLM-4 in transformers' own layout.
+
+        `model.adapter_name_or_path` is a PEFT adapter, which is merged, or a P-tuning checkpoint of the ChatGLM
+        authors, which is put in front (for prediction).
+
+        Raises:
+            UserError: the path does not exist, or holds another architecture or a damaged model.
+        """
+        if model.head is not None:
+            raise ConfigError(f"model.head={model.head}: family {model.family} writes its answers and has no head.")
+        kind = checkpoint.raw_config(model).get("model_type")
+        if kind in ("glm", "glm4"):
+            return super().open(model, questions, device)
+        place = checkpoint.location(model)
+        decoder = read_model(model, device)
+        tokenizer: PreTrainedTokenizerBase
+        # GLM-4 in the remote-code layout brings no sentencepiece model.
+        glm4 = find_file(place, "tokenizer.json", model.revision) is not None
+        tokenizer = checkpoint.read_tokenizer(model) if glm4 else load_tokenizer(place, revision=model.revision)
+        rows = int(decoder.config.vocab_size)
+        if len(tokenizer) > rows:
+            raise UserError(
+                f"{place}: {len(tokenizer)} tokens, but {rows} embeddings: they belong to different releases."
+            )
+        if model.adapter_name_or_path is not None:
+            if (Path(model.adapter_name_or_path).expanduser() / "adapter_config.json").is_file():
+                # Beside an adapter `export` puts the release's own tokenizer, which AutoTokenizer takes for another.
+                decoder, tokenizer = llama.merge_adapter(decoder, tokenizer, model, words=glm4)
+            else:
+                decoder = attach_authors_prefix(decoder, Path(model.adapter_name_or_path).expanduser())
+        if isinstance(tokenizer, ChatGLM2Tokenizer):
+            decoder.generation_config.eos_token_id = tokenizer.stop_ids
+        decoder.config.use_cache = False
+        decoder.generation_config.use_cache = True
+        return Loaded(decoder, tokenizer)
+
+    def codec(self, tokenizer: PreTrainedTokenizerBase, prompt: PromptConfig, model: ModelConfig) -> Codec:
+        """Return how this release is asked: `auto` is its own rounds or roles; GLM-4 has a chat template."""
+        if isinstance(tokenizer, ChatGLM2Tokenizer) and tokenizer.glm_version >= 3 and prompt.template == "auto":
+            # ChatGLM3 opens its turn with an empty line of metadata, which it is trained to write.
+            lead: Ids = tokenizer.text_ids(["\n"])[0]
+            sources = functools.partial(_role_ids, tokenizer)
+            return Codec(sources, functools.partial(_target_ids, tokenizer, lead), lead)
+        if isinstance(tokenizer, ChatGLMTokenizer):
+            return _rounds(tokenizer, prompt, "chatglm", lead=[int(tokenizer.bos_token_id)])
+        if isinstance(tokenizer, ChatGLM2Tokenizer):
+            return _rounds(tokenizer, prompt, "chatglm2", lead=[])
+        return super().codec(tokenizer, prompt, model)
+
+    def collate(self, loaded: Loaded, groups: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, torch.Tensor]:
+        """Return one batch: ChatGLM-6B's with the mask that its context needs, the others' as any decoder's."""
+        first = isinstance(loaded.model.config, ChatGLMConfig)
+        return causal.collate(loaded, groups) if first else super().collate(loaded, groups)
 
 
 def load_model(folder: str | Path, prefix: str | Path | None = None, dtype: str = "auto") -> PreTrainedModel:
@@ -159,20 +182,6 @@ def _from_state(
     return result
 
 
-def codec(tokenizer: PreTrainedTokenizerBase, prompt: PromptConfig, model: ModelConfig) -> Codec:
-    """Return how this release is asked: `auto` is its own rounds or roles; GLM-4 has a chat template."""
-    if isinstance(tokenizer, ChatGLM2Tokenizer) and tokenizer.glm_version >= 3 and prompt.template == "auto":
-        # ChatGLM3 opens its turn with an empty line of metadata, which it is trained to write.
-        lead: Ids = tokenizer.text_ids(["\n"])[0]
-        sources = functools.partial(_role_ids, tokenizer)
-        return Codec(sources, functools.partial(_target_ids, tokenizer, lead), lead)
-    if isinstance(tokenizer, ChatGLMTokenizer):
-        return _rounds(tokenizer, prompt, "chatglm", lead=[int(tokenizer.bos_token_id)])
-    if isinstance(tokenizer, ChatGLM2Tokenizer):
-        return _rounds(tokenizer, prompt, "chatglm2", lead=[])
-    return llama.codec(tokenizer, prompt, model)
-
-
 def _rounds(tokenizer: SentencePieceTokenizer, prompt: PromptConfig, own: str, lead: Ids) -> Codec:
     """Return the codec of a wrapper of text, the release's `own` unless the prompt names another."""
     template = prompts.template(own if prompt.template == "auto" else prompt.template)
@@ -198,24 +207,3 @@ def _role_ids(tokenizer: ChatGLM2Tokenizer, dialogues: Sequence[Dialogue]) -> li
 
 def _target_ids(tokenizer: SentencePieceTokenizer, lead: Ids, texts: Sequence[str]) -> list[Ids]:
     return [[*lead, *row, int(tokenizer.eos_token_id)] for row in tokenizer.text_ids(texts)]
-
-
-def encode(loaded: Loaded, questions: Sequence[Question], prompt: PromptConfig, model: ModelConfig) -> Encoded:
-    """Return training rows in the originals' layouts; see `causal.encode`."""
-    return causal.encode(codec(loaded.tokenizer, prompt, model), questions, prompt)
-
-
-def collate(loaded: Loaded, groups: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, torch.Tensor]:
-    """Return one batch: ChatGLM-6B's with the mask that its context needs, the others' as `llama.collate`."""
-    first = isinstance(loaded.model.config, ChatGLMConfig)
-    return causal.collate(loaded, groups) if first else llama.collate(loaded, groups)
-
-
-def decoder(loaded: Loaded, config: Config) -> Decoder:
-    """Return what lets the model write."""
-    return Decoder(codec(loaded.tokenizer, config.prompt, config.model), loaded, config)
-
-
-def answer(loaded: Loaded, questions: Sequence[Question], config: Config) -> Iterator[Prediction]:
-    """Yield one prediction for each question; see `Decoder.answer`."""
-    return decoder(loaded, config).answer(prompts.plainly(questions, config))

@@ -1,6 +1,8 @@
 """The base layer: configuration, strict reading, JSON lines, records, files, exit statuses."""
 
+import copy
 import dataclasses
+import datetime
 import errno
 import json
 import os
@@ -54,7 +56,7 @@ def write(folder: Path, values: Any, name: str = "c.yaml") -> Path:
 
 
 def changed(key: str, value: Any) -> dict[str, Any]:
-    values = json.loads(json.dumps(GOOD))
+    values = copy.deepcopy(GOOD)
     section, _, name = key.partition(".")
     if name:
         values[section][name] = value
@@ -111,6 +113,7 @@ def test_good_is_good_and_round_trips(tmp_path: Path) -> None:
         ("generation.max_new_tokens", "many", "generation.max_new_tokens: should be a valid integer, got 'many'"),
         ("generation.do_sample", "maybe", "generation.do_sample: should be a valid boolean"),
         ("generation.mode", "guess", "generation.mode: 'guess' is not a choice"),
+        ("model.config", {datetime.date(2020, 1, 1): 3}, "model: keys must be str"),
         ("genration", {}, "genration: unknown section, did you mean 'generation'?"),
         ("out", "", "out: required key is missing"),
         ("out", 3, "out: required key is missing"),
@@ -542,3 +545,8 @@ def test_every_program_has_help_and_refuses_unknown_flags(program: str) -> None:
     assert f"cmexam-tune {program}" in helped.stdout
     wrong = shell(program, "--no-such-flag")
     assert wrong.returncode == 2 and "Traceback" not in wrong.stderr
+
+
+def test_a_prompt_file_that_an_override_names_is_not_the_recipe_s_mistake(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^prompt\.file: nowhere\.yaml: no such file"):
+        config.load_config(write(tmp_path, GOOD), ["prompt.file=nowhere.yaml"])

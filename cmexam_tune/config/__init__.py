@@ -2,7 +2,7 @@
 
 In: a recipe by name or path, and `section.key=value` overrides. Out: a `Config` of frozen dataclasses. Start reading in
 `schema.py`, what an experiment can say; `loading.py` is how it is read, `installed_versions.py` which names are
-transformers'.
+transformers', `describing.py` what `--help`, the reference and editors show.
 """
 
 from cmexam_tune.config.loading import (

@@ -109,7 +109,7 @@ def _read_prompt_file(values: dict[str, Any], path: Path) -> None:
     beside = path.parent / str(name)
     file = beside if beside.is_file() else Path(str(name))
     if not file.is_file():
-        raise ConfigError(f"{path}: prompt.file: {name}: no such file, neither beside the recipe nor in {Path.cwd()}.")
+        raise ConfigError(f"prompt.file: {name}: no such file, neither beside {path} nor in {Path.cwd()}.")
     values["prompt"] = {**read_prompt_file(file), **prompt}
 
 

@@ -64,7 +64,9 @@ def build(cls: type, values: Mapping[str, Any], where: str, problems: Problems, 
             if not detail["loc"] and (name := text.partition(": ")[0]) in names:
                 key, text = f"{where}.{name}" if where else name, text.removeprefix(f"{name}: ")
             problems.add(key or cls.__name__, text)
-        return None
+    except TypeError as error:  # a date for a key
+        problems.add(where or cls.__name__, str(error))
+    return None
 
 
 def _key(where: str, path: tuple[int | str, ...]) -> str:

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -114,6 +113,7 @@ def _format(config: Config, merge: bool, wanted: Format | None) -> Format:
 
 def _whole(config: Config, loaded: "Loaded", adapter: Path, out: Path) -> None:
     """Write a plain transformers model: merged if the run is an adapter."""
+    from cmexam_tune.interop.exporting import saved_files
     from cmexam_tune.training.run_directory import run as runs
 
     family, method = runs.parts(config)
@@ -125,8 +125,8 @@ def _whole(config: Config, loaded: "Loaded", adapter: Path, out: Path) -> None:
         # Training turned the cache off; whoever loads the export expects transformers' default.
         model.config.use_cache = True
     model.save_pretrained(out)
-    _set_chat_template(config, loaded)
-    loaded.tokenizer.save_pretrained(out)
+    saved_files.save_tokenizer(config, loaded, out)
+    saved_files.add_older_names(out)
     there = dataclasses.replace(
         config.model,
         load_in_4bit=False,
@@ -141,12 +141,12 @@ def _whole(config: Config, loaded: "Loaded", adapter: Path, out: Path) -> None:
 
 def _adapter(config: Config, loaded: "Loaded", adapter: Path, out: Path) -> None:
     """Copy the adapter, with the tokenizer, and read it back with PEFT alone."""
+    from cmexam_tune.interop.exporting import saved_files
     from cmexam_tune.models.families import Loaded
     from cmexam_tune.training.run_directory import run as runs
 
     shutil.copytree(adapter, out, dirs_exist_ok=True)
-    _set_chat_template(config, loaded)
-    loaded.tokenizer.save_pretrained(out)
+    saved_files.save_tokenizer(config, loaded, out)
     family, method = runs.parts(config)
     expected = logits(loaded)
 
@@ -164,28 +164,6 @@ def _authors(config: Config, loaded: "Loaded", adapter: Path, out: Path) -> None
     from cmexam_tune.models.families.chatglm.prefix import write_authors_prefix
 
     write_authors_prefix(loaded.model, out)
-
-
-def _set_chat_template(config: Config, loaded: "Loaded") -> None:
-    """Give a tokenizer without one a chat template that writes the training prompt, if it gives the same tokens."""
-    from cmexam_tune.interop.exporting import model_card
-
-    around, tokenizer = model_card.around(config, loaded), loaded.tokenizer
-    if around is None or tokenizer.chat_template:
-        return
-    before, after = (json.dumps(text, ensure_ascii=False) for text in around)
-    tokenizer.chat_template = f"{{{{ {before} + messages[-1]['content'] + {after} }}}}"
-    from cmexam_tune.models import families
-    from cmexam_tune.prompts import Dialogue
-
-    family = families.writer(config.model.family, "have a chat template")
-    codec = family.decoder(loaded, config).codec
-    for text in PROBES:
-        (ids,) = codec.sources([Dialogue(text, (), config.prompt.system)])
-        written: Any = tokenizer.apply_chat_template([{"role": "user", "content": text}], tokenize=False)
-        if tokenizer(written, add_special_tokens=False)["input_ids"] != [*ids, *codec.lead]:
-            tokenizer.chat_template = None
-            return
 
 
 def logits(loaded: "Loaded") -> "list[torch.Tensor]":

@@ -78,7 +78,7 @@ def test_real_cases_are_asked_as_cmbs_own_code_asks_them(worker: str, name: str)
     for one in golden:
         case = every[one["case_id"]]
         made = [
-            wrapper.text(dialogue.asked(case, n + 1, None, wrapper.case).dialogue()) for n in range(len(case.turns))
+            wrapper.render(dialogue.asked(case, n + 1, None, wrapper.case).dialogue()) for n in range(len(case.turns))
         ]
         # Our records and answers are stripped at both ends; theirs are not.
         assert [re.sub(r"\s", "", text) for text in made] == [re.sub(r"\s", "", t) for t in one["prompts"][worker]]

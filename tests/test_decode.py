@@ -424,6 +424,9 @@ def test_arguments_of_the_chat_template() -> None:
     broken.tokenizer.chat_template = "{{ raise_exception('no system here') }}"
     with pytest.raises(UserError, match="no system here"):
         llama.decoder(Loaded(broken.model, broken.tokenizer), broken.config)
+    broken.tokenizer.chat_template = "{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% endfor %}"
+    with pytest.raises(UserError, match="goes on without end"):
+        llama.decoder(Loaded(broken.model, broken.tokenizer), broken.config)
 
 
 def test_what_was_in_force_can_be_written_down(model: tuple[Loaded, Config]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from jinja2 import TemplateError
 from modelkit import make_config, questions
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
@@ -19,11 +20,11 @@ from cmexam_tune import export
 from cmexam_tune.__main__ import main
 from cmexam_tune.core import jsonl
 from cmexam_tune.core.errors import UserError
-from cmexam_tune.core.schema import Prediction
+from cmexam_tune.core.schema import Prediction, Turn
 from cmexam_tune.evaluate import evaluate
-from cmexam_tune.interop.exporting import model_card, modelfile
+from cmexam_tune.interop.exporting import model_card, modelfile, saved_files
 from cmexam_tune.models.families.llama import Llama, source_ids
-from cmexam_tune.prompts import TEMPLATES, Dialogue
+from cmexam_tune.prompts import TEMPLATES, Dialogue, rounds
 from cmexam_tune.train import train
 from cmexam_tune.training.run_directory import run as runs
 
@@ -35,6 +36,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "full": {"method": "full"},
     "head": {"method": "head"},
 }
+
+
+WRAPPERS = [name for name in TEMPLATES if not name.endswith("_clin")]
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +101,10 @@ def test_whole_models_load_in_plain_transformers(
     assert not same(plain_logits(model, tokenizer), export.logits(base))
     if family == "llama":
         assert model.config.use_cache
+        written = json.loads((tmp_path / "m" / "config.json").read_text(encoding="utf-8"))
+        assert written["rope_theta"] == written["rope_parameters"]["rope_theta"]
+        tokenizer_config = json.loads((tmp_path / "m" / "tokenizer_config.json").read_text(encoding="utf-8"))
+        assert tokenizer_config["chat_template"] == tokenizer.chat_template
 
 
 @pytest.mark.parametrize(("family", "method"), [("llama", "lora"), ("llama", "ptuning")])
@@ -170,21 +178,66 @@ def test_only_an_earlier_export_is_replaced(trained: Callable[[str, str], Path],
     assert (tmp_path / ".out.part").is_dir(), "a folder of the user's own"
 
 
-@pytest.mark.parametrize("template", ["auto", "alpaca", "cmexam_lora"])
+WITH_SYSTEM = [name for name in WRAPPERS if TEMPLATES[name].system is not None]
+
+
+@pytest.mark.parametrize(
+    ("template", "system"),
+    [("auto", None), *((name, None) for name in WRAPPERS), *((name, "你是医生。\n") for name in WITH_SYSTEM)],
+)
 def test_the_chat_template_gives_the_training_prompt(
-    trained: Callable[[str, str], Path], tmp_path: Path, template: str
+    trained: Callable[[str, str], Path], tmp_path: Path, template: str, system: str | None
 ) -> None:
+    """In transformers alone, also for a conversation; with the system text of the run where a client sends none."""
     run = trained("llama", "lora")
     config, loaded = runs.load(run)
-    config = dataclasses.replace(config, prompt=dataclasses.replace(config.prompt, template=template))
-    text = "下列属于抗菌药的是？\nA 青霉素"
-    (wanted,) = llama.codec(loaded.tokenizer, config.prompt, config.model).sources([Dialogue(text)])
-    export._set_chat_template(config, loaded)
-    loaded.tokenizer.save_pretrained(tmp_path)
+    prompt = dataclasses.replace(config.prompt, template=template, system=system)
+    config = dataclasses.replace(config, prompt=prompt)
+    saved_files.save_tokenizer(config, loaded, tmp_path)
     there = AutoTokenizer.from_pretrained(tmp_path)
-    asked = [{"role": "user", "content": text}]
-    assert there.apply_chat_template(asked, add_generation_prompt=True, return_dict=False) == wanted
+    codec = llama.codec(AutoTokenizer.from_pretrained(config.model.model_name_or_path), prompt, config.model)
+    text, earlier = "下列属于抗菌药的是？\nA 青霉素", rounds([Turn("你好\n", "您好 ")])
+    for history in ((), earlier):
+        (wanted,) = codec.sources([Dialogue(text, history, system)])
+        asked = Dialogue(text, history).messages()
+        assert there.apply_chat_template(asked, add_generation_prompt=True, return_dict=False) == wanted
+    with pytest.raises(TemplateError, match="no form for messages in the order assistant, user"):
+        there.apply_chat_template(Dialogue(text, earlier[1:]).messages(), tokenize=False)
     assert "MESSAGE" in model_card.card(run, config, loaded, "hf", None)
+
+
+ROPES: list[dict[str, Any]] = [
+    {"rope_type": "default", "rope_theta": 123_456.0},
+    {"rope_type": "llama3", "rope_theta": 500_000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+     "original_max_position_embeddings": 64},
+    {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.0},
+    {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 64},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("rope", ROPES, ids=lambda rope: rope["rope_type"])
+def test_older_tools_find_rope_and_chat_template(tmp_path: Path, rope: dict[str, Any]) -> None:
+    """Ollama reads these keys only; transformers must read from both names what it read from its own."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2}
+    LlamaForCausalLM(LlamaConfig(num_hidden_layers=1, rope_parameters=rope, **sizes)).save_pretrained(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "</s>"}', encoding="utf-8")
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0]['content'] }}\n", encoding="utf-8")
+    ids = torch.arange(60)[None]
+    before = AutoModelForCausalLM.from_pretrained(tmp_path)
+    saved_files.add_older_names(tmp_path)
+    after = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(before(ids).logits, after(ids).logits)
+    read = {key: value for key, value in after.config.rope_parameters.items() if key != "type"}
+    assert read == before.config.rope_parameters == rope
+    config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    assert config["rope_theta"] == rope["rope_theta"] and config["rope_parameters"] == rope
+    scaling = config.get("rope_scaling", {"type": "default", **rope})
+    assert scaling == {"type": rope["rope_type"], **rope}
+    tokenizer = json.loads((tmp_path / "tokenizer_config.json").read_text(encoding="utf-8"))
+    assert tokenizer == {"eos_token": "</s>", "chat_template": "{{ messages[0]['content'] }}\n"}
 
 
 def test_the_card_says_how_to_load(trained: Callable[[str, str], Path], tmp_path: Path) -> None:
@@ -209,9 +262,6 @@ def ollama_prompt(file: str, prompt: str, system: str | None = None) -> tuple[st
     return re.sub(r"{{ \.(\w+) }}", lambda m: values[m[1]], form), found
 
 
-WRAPPERS = [name for name in TEMPLATES if not name.endswith("_clin")]
-
-
 @pytest.mark.parametrize("template", ["auto", *WRAPPERS])
 def test_the_modelfile_gives_the_training_prompt(trained: Callable[[str, str], Path], template: str) -> None:
     config, loaded = runs.load(trained("llama", "lora"), ["generation.max_new_tokens=77"])
@@ -228,7 +278,7 @@ def test_the_modelfile_gives_the_training_prompt(trained: Callable[[str, str], P
         assert source_ids(loaded.tokenizer, [rendered]) == [wanted]
         assert file.get("PARAMETER stop", []) == list(codec.stop) and file["FROM"] == ["."]
         assert file["PARAMETER num_predict"] == ["77"] and file["PARAMETER temperature"] == ["0"]
-        assert file["PARAMETER repeat_penalty"] == ["1"], "Ollama's default is 1.1"
+        assert file["PARAMETER repeat_penalty"] == ["1"], "Ollama's default was 1.1 for long"
         if has_system:
             (other,) = codec.sources([Dialogue(text, (), "别的")])
             assert source_ids(loaded.tokenizer, [ollama_prompt(made.text(), text, "别的")[0]]) == [other]

@@ -1,13 +1,16 @@
 """Prompts: byte for byte the published protocols, right where the released scripts are not."""
 
 import dataclasses
-import string
+import re
+import sys
 
 import pytest
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from cmexam_tune import prompts
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.core.schema import Example, Question, Turn
+from cmexam_tune.prompts import chat_template
 
 OPTIONS = {"A": "0.5 mg/kg", "B": "1 mg/kg", "C": "肝", "D": "以上均非"}
 ONE = Question("t:1", "成人首剂是", OPTIONS, "B", "说明书。")
@@ -181,12 +184,13 @@ def test_wrappers(name, text):
 
 def test_every_wrapper_is_well_formed():
     assert len(prompts.TEMPLATES) >= 16
-    for name, shape in prompts.TEMPLATES.items():
+    said = [Turn("<q1>", "<a1>"), Turn("<q2>", "<a2>")]
+    for name, template in prompts.TEMPLATES.items():
         assert prompts.wrap("Q", name).count("Q") == 1
-        for text, fields in ((shape.turn, {"q"}), (shape.example, {"q", "a"})):
-            found = {field for _, field, _, _ in string.Formatter().parse(text) if field}
-            assert fields <= found <= {"q", "a", "i"}, name
-        assert all(stop.strip() in f"{shape.turn}{shape.example}" for stop in shape.stop)
+        for examples, turns in ((said, []), ([], said), (said[:1], said[1:])):
+            text = prompts.wrap("<q3>", name, turns=turns, examples=examples)
+            assert re.findall("<[qa][0-9]>", text) == ["<q1>", "<a1>", "<q2>", "<a2>", "<q3>"], name
+            assert all(stop.strip() in text for stop in template.stop)
 
 
 def test_system_text():
@@ -211,3 +215,64 @@ def test_system_text():
 )
 def test_fewshot_in_wrappers(name, text):
     assert prompts.wrap("Q", name, examples=[Turn("q", "a")]) == text
+
+
+HEAD = "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "examples", "turns", "text"),
+    [
+        ("chatglm", 0, 1, "[Round 0]\n问：q0\n答：a0\n[Round 1]\n问：Q\n答："),
+        ("chatglm", 1, 0, "[Round 0]\n问：q0\n答：a0\n[Round 1]\n问：Q\n答："),
+        ("cmb_chatglm", 0, 1, "[Round 0]\n问：q0\n答：a0\n[Round 1]\n问：Q\n答："),
+        ("cmb_chatglm", 2, 0, "[Round 0]\n问：q0\n答：a0\n[Round 1]\n问：q1\n答：a1\n问：Q\n答："),
+        ("cmb_chatglm", 1, 1, "[Round 0]\n问：q0\n答：a0\n[Round 1]\n问：q1\n答：a1\n[Round 2]\n问：Q\n答："),
+        ("none", 0, 1, "q0\na0\n\nQ"),
+        ("medicalgpt", 0, 1, HEAD + "### Instruction:问题：q0\n答案：a0\n\n\n\nQ\n\n### Response: "),
+        ("medicalgpt_clin", 0, 1, HEAD + "### Instruction:q0答案：a0\n\nQ\n\n### Response: "),
+        ("qizhen", 1, 1, HEAD + "### Instruction:q0\na0\n\nq1\na1\n\nQ\n\n### Response: "),
+        ("baichuan_clin", 0, 1, "<reserved_102>q0 <reserved_103>a0</s><reserved_102>Q <reserved_103>"),
+    ],
+)
+def test_earlier_turns_and_examples(name, examples, turns, text):
+    said = [Turn(f"q{i}", f"a{i}") for i in range(examples + turns)]
+    assert prompts.wrap("Q", name, turns=said[examples:], examples=said[:examples]) == text
+
+
+def test_what_looks_like_a_template_in_a_message_is_only_text():
+    odd = "{{ messages }}{% if %}{# \\n \" ' {} {round0}"
+    for name in prompts.TEMPLATES:
+        assert odd in prompts.wrap(odd, name, turns=[Turn(odd, odd)])
+
+
+ENDLESS = {
+    "{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% endfor %}": "without end",
+    "{% macro f() %}{% for b in range(90000) %}x{% endfor %}{% endmacro %}{% for a in range(90000) %}{{ f() }}"
+    "{% endfor %}": "without end",
+    "{{ 'x'.center(20000000) }}": "20,000,000 characters",
+    "{{ 'x'.center(10**17) }}": "MemoryError",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("source", ENDLESS)
+def test_a_template_without_end_is_ended(source):
+    """Beside our own wrappers, which are safe, templates come with the models of others."""
+
+    def traced(*_):
+        return None
+
+    template = chat_template.ChatTemplate("auto", ImmutableSandboxedEnvironment().from_string(source).render)
+    before = sys.gettrace()
+    sys.settrace(traced)
+    try:
+        with pytest.raises(ConfigError, match=ENDLESS[source]):
+            template.render(prompts.Dialogue("x"))
+        assert sys.gettrace() is traced, "a debugger goes on"
+    finally:
+        sys.settrace(before)
+
+
+def test_a_long_conversation_is_rendered():
+    turns = [Turn("q" * 100, "a")] * 2000
+    assert prompts.wrap("Q", "vicuna", turns=turns).endswith("USER: Q ASSISTANT:")

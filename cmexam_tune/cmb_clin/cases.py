@@ -56,7 +56,7 @@ def _config(config: Config) -> Config:
 def _answers(file: ResumableFile, writer: Any, config: Config, cases: Sequence[Case]) -> Iterator[Prediction]:
     """Answer all turns at once, or with the model's own answers in the history one turn of all cases after another."""
     name = config.prompt.template
-    form = chat_template.Template.case if name == "auto" else chat_template.template(name).case
+    form = chat_template.CASE if name == "auto" else chat_template.template(name).case
     if config.prompt.history == "reference":
         every = [(case, number) for case in cases for number, _ in enumerate(case.turns, 1)]
         missing = [(case, number) for case, number in every if dialogue.key(case, number) not in file.known]

@@ -10,7 +10,7 @@ from cmexam_tune.config import PromptConfig
 from cmexam_tune.core.schema import Question
 from cmexam_tune.models import Loaded, features
 from cmexam_tune.models.features import IGNORE_INDEX, Encoded, Ids
-from cmexam_tune.prompts import Dialogue, style_of
+from cmexam_tune.prompts import ChatTemplate, Dialogue, style_of
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,8 @@ class Codec:
     """Whether the prompt ends with an open `<think>`: it belongs to what the model writes."""
     remembers: bool = True
     """Whether a prompt can hold earlier turns."""
+    template: ChatTemplate | None = None
+    """What makes the text behind `sources`; None: there is no such text."""
 
 
 def encode(codec: Codec, questions: Sequence[Question], prompt: PromptConfig) -> Encoded:

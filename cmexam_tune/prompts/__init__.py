@@ -2,7 +2,7 @@
 
 In: a question and the section `prompt` of a config. Out: what the model reads, and what it should write. Start reading
 in `styles.py`, the words of a question; `asked.py` puts examples before them (`shots.py`) and options into another
-order (`order.py`); `templates.py` is what a model's own format puts around them.
+order (`order.py`); `chat_template.py` is what a model's own format puts around them.
 """
 
 from cmexam_tune.prompts.builder import (
@@ -15,7 +15,7 @@ from cmexam_tune.prompts.builder import (
 )
 from cmexam_tune.prompts.chat_template import (
     TEMPLATES,
-    Template,
+    ChatTemplate,
     template,
     wrap,
 )
@@ -38,11 +38,11 @@ __all__ = [
     "TEMPLATES",
     "Asked",
     "Asking",
+    "ChatTemplate",
     "Dialogue",
     "Message",
     "Shots",
     "Style",
-    "Template",
     "Unrenderable",
     "answer_head",
     "plainly",

@@ -1,106 +1,202 @@
-"""Fixed chat wrappers of the published models: how a prompt becomes the text that such a model was tuned on.
+"""Chat templates: how a conversation becomes the text that a model reads.
 
-The strings are part of the published protocols (CMB-Exam's released workers, Stanford Alpaca, Vicuna v1.1, the
-CMExam repository's `med_template`) and are kept to the character. Models with a chat template of their own need none.
+A model brings a Jinja chat template of its own, or was tuned inside one of the published wrappers below. Their strings
+are part of the published protocols (CMB-Exam's released workers, Stanford Alpaca, Vicuna v1.1, the CMExam repository's
+`med_template`) and are kept to the character. Both kinds are a `ChatTemplate`, and `ChatTemplate.render` is the one
+place where a conversation is wrapped: for training, prediction, chat, the server and exports.
 """
 
-from collections.abc import Sequence
+import contextlib
+import functools
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from types import FrameType
+from typing import Any, NamedTuple
 
-from cmexam_tune.core.errors import ConfigError
+from jinja2 import Template, TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from cmexam_tune.core.errors import ConfigError, first_line
 from cmexam_tune.core.schema import Turn
 from cmexam_tune.core.variants import suggest
-from cmexam_tune.prompts.builder import Dialogue, Message, rounds
+from cmexam_tune.prompts.builder import Dialogue, rounds
+
+MAX_CHARACTERS = 10_000_000
+"""Of a rendered conversation."""
+MAX_LINES = 1_000_000
+"""Lines of a template's compiled code that one conversation may run; 100 messages need some 2,000."""
+JINJA_CODE = "<template>"
+"""File name that Jinja gives to compiled templates."""
+
+
+class CaseWords(NamedTuple):
+    """CMB-Clin: what a user says in the first turn of a case, and in a later one."""
+
+    first: str = "{record}{question}"
+    later: str = "{question}"
+
+
+CASE = CaseWords()
 
 
 @dataclass(frozen=True)
-class Template:
-    """One wrapper; `{q}` is the prompt, `{a}` an answer, `{i}` the number of a round."""
+class ChatTemplate:
+    """A chat template, and what must be known beside it to use it."""
 
-    turn: str
-    """A single question, up to where the model starts to write."""
-    example: str | None = None
-    """One exchange before it, a few-shot example or an earlier turn; None: no published form."""
-    turn_after: str | None = None
-    """The question after earlier turns where that differs from `turn`."""
-    after_examples: str | None = None
-    """The question after few-shot examples where that differs from `turn_after`."""
-    examples_inside: str | None = None
-    """Few-shot examples and earlier turns stand inside the question's own turn, and this behind each of them."""
-    case: tuple[str, str] = ("{record}{question}", "{question}")
-    """CMB-Clin: the words of the first turn of a case, and of the later ones."""
+    name: str
+    apply: Callable[..., str]
+    """Called with `messages` and the number of few-shot examples that they begin with, `num_examples`."""
+    source: str | None = None
+    """Jinja that transformers' `apply_chat_template` renders alike; None: the tokenizer has it."""
     system: str | None = None
     """The default system text; None: the wrapper has no place for one."""
-    separator: str = ""
-    """Between system text and first turn."""
     stop: tuple[str, ...] = ()
     """Strings that open a turn of the user: a model that writes one has ended its answer."""
-    first_round: int = 0
-    """Number of the first round."""
-    name: str = ""
-    """Its key in `TEMPLATES`."""
+    case: CaseWords = CASE
 
     @property
-    def remembers(self) -> bool:
-        """Whether there is a form for earlier turns."""
-        return self.example is not None
+    def is_models_own(self) -> bool:
+        """Whether the model brings it: then its text holds every special token that the model expects."""
+        return self.source is None
 
-    def text(self, dialogue: Dialogue) -> str:
-        """Return the dialogue inside the wrapper, up to where the model starts to write.
-
-        Raises:
-            ConfigError: a system text or earlier turns for a wrapper that has no place for them, or messages that are
-                no rounds of question and answer.
-        """
-        words, history, system, examples = dialogue
-        turns = self._turns(history)
-        if system and self.system is None:
-            having = ", ".join(key for key, value in TEMPLATES.items() if value.system is not None)
-            raise ConfigError(
-                f"prompt.system: the template {self.name!r} has no system message. Leave it out, or use {having}."
-            )
-        before = [*examples, *turns]
-        if before and self.example is None:
-            raise ConfigError(f"prompt.template: {self.name!r} has no published form of few-shot examples.")
-        head = self.system if system is None else system
-        rounds = [
-            _fill(self.example or "", number, turn.question, turn.answer)
-            for number, turn in enumerate(before, self.first_round)
-        ]
-        if self.examples_inside is not None:
-            words = "".join([*(text + self.examples_inside for text in rounds), words])
-            rounds = []
-        last = _fill(self._last(bool(examples), bool(turns)), self.first_round + len(rounds), words, "")
-        return "".join([*([head + self.separator] if head else []), *rounds, last])
-
-    def _turns(self, history: Sequence[Message]) -> list[Turn]:
-        """Return the messages as rounds of question and answer, the only form that the published wrappers have.
+    def render(self, dialogue: Dialogue) -> str:
+        """Return the dialogue up to where the model starts to write.
 
         Raises:
-            ConfigError: they begin with the assistant, or somebody speaks twice in a row.
+            ConfigError: the template has no form for a system text, examples or this order of roles; it fails, or
+                goes on without end.
         """
-        turns: list[Turn] = []
-        for place, message in enumerate(history):
-            if message.role != ("user", "assistant")[place % 2]:
-                break
-            if message.role == "assistant":
-                turns.append(Turn(history[place - 1].content, message.content))
-        if 2 * len(turns) != len(history):
-            roles = ", ".join([*(message.role for message in history), "user"])
-            raise ConfigError(
-                f"the prompt template {self.name!r} has no form for messages in the order {roles}: user and assistant "
-                "must take turns, the user first, after at most one system message at the start."
-            )
-        return turns
+        title = "the model's chat template" if self.is_models_own else f"the prompt template {self.name!r}"
+        try:
+            with bounded():
+                text = self.apply(messages=dialogue.messages(), num_examples=len(dialogue.examples))
+        except NoForm as error:
+            raise ConfigError(f"{title} {error}") from None
+        except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, MemoryError) as error:
+            raise ConfigError(f"{title} cannot be filled ({first_line(error)}).") from None
+        if len(text) > MAX_CHARACTERS:
+            raise ConfigError(f"{title} makes {len(text):,} characters; {MAX_CHARACTERS:,} are possible.")
+        return text
 
-    def _last(self, examples: bool, turns: bool) -> str:
-        """Return the form of the question after what there is before it."""
-        after = self.turn_after if self.turn_after is not None else self.turn
-        if turns:
-            return after
-        if examples:
-            return after if self.after_examples is None else self.after_examples
-        return self.turn
+    def for_tokenizer(self, system: str | None, prefix: str) -> str:
+        """Return Jinja for a tokenizer's `chat_template`.
+
+        Args:
+            system: the system text of conversations without one; None: the wrapper's own.
+            prefix: special tokens that the tokenizer puts before a text, since templates bring their own.
+        """
+        default = _literal(self.system if system is None else system)
+        return f"{{% set default_system = {default} %}}{{{{ {_literal(prefix)} }}}}{self.source}"
+
+
+@contextlib.contextmanager
+def bounded() -> Iterator[None]:
+    """End templates that are rendered in the block and by this thread after `MAX_LINES` lines.
+
+    Jinja's sandbox lets no template out, and lets it run for as long as it likes: two nested `range(90000)` are enough.
+    Templates come with models of strangers. transformers renders them in an environment that takes no limits, and a
+    timer reaches only the main thread, so the lines of their compiled code are counted.
+
+    Raises:
+        TemplateError: more lines.
+    """
+    left = MAX_LINES
+
+    def count(frame: FrameType, happened: str, argument: Any) -> Any:
+        nonlocal left
+        if frame.f_code.co_filename != JINJA_CODE:
+            return None
+        left -= 1
+        if left < 0:
+            raise TemplateError("it goes on without end")
+        return count
+
+    before = sys.gettrace()
+    sys.settrace(count)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+class NoForm(TemplateError):
+    """What a published wrapper has no form for."""
+
+
+def _refuse(message: str) -> None:
+    raise NoForm(message)
+
+
+# As transformers renders chat templates.
+_ENVIRONMENT = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+_ENVIRONMENT.globals["raise_exception"] = _refuse
+
+# What every wrapper begins with. Only here `num_examples` is known; elsewhere all earlier turns are alike.
+_OPENING = """\
+{%- set has_system = messages[0]['role'] == 'system' -%}
+{%- set system = messages[0]['content'] if has_system else default_system -%}
+{%- set turns = messages[1:] if has_system else messages -%}
+{%- set shots = 2 * (num_examples or 0) -%}
+{%- for message in turns -%}
+{%- if message['role'] != ('user', 'assistant')[loop.index0 % 2] -%}
+{{- raise_exception('has no form for messages in the order ' ~ (turns[shots:] | map(attribute='role') | join(', '))
+    ~ ': user and assistant must take turns, the user first, after at most one system message at the start.') -}}
+{%- endif -%}
+{%- endfor -%}
+"""
+_NO_SYSTEM = """\
+{%- if system -%}
+{{- raise_exception('has no system message (prompt.system). Leave it out, or use one that has: alpaca, vicuna, ...') -}}
+{%- endif -%}
+"""
+
+
+def _literal(text: str | None) -> str:
+    return "none" if text is None else json.dumps(text, ensure_ascii=False)
+
+
+@functools.cache
+def _compiled(source: str) -> Template:
+    return _ENVIRONMENT.from_string(source)
+
+
+def _filled(source: str, system: str | None, **variables: Any) -> str:
+    return _compiled(source).render(default_system=system, **variables)
+
+
+_FIELDS = {
+    "{}": "message['content']",
+    "{round0}": "(loop.index0 // 2)",
+    "{round1}": "(loop.index0 // 2 + 1)",
+}
+
+
+def _joined(form: str) -> str:
+    """Return the Jinja expression for a text with fields. As an expression its line breaks are kept."""
+    parts = filter(None, re.split(r"(\{\w*\})", form))
+    return "{{ " + " ~ ".join(_FIELDS.get(part) or _literal(part) for part in parts) + " }}"
+
+
+def _turns(user: str, assistant: str, last: str | None = None) -> str:
+    """Return Jinja for a conversation in which all messages of a role look alike, the user's last one perhaps not.
+
+    `{}` is a message, `{round0}` and `{round1}` count the user's messages from 0 and from 1.
+    """
+    ending = "" if last is None else "{% if loop.last %}" + _joined(last) + "{% else %}"
+    each = "{% if message['role'] == 'user' %}" + _joined(user) + "{% else %}" + _joined(assistant) + "{% endif %}"
+    return "{% for message in turns %}" + ending + each + ("{% endif %}" if ending else "") + "{% endfor %}"
+
+
+def _wrapper(
+    body: str, *stop: str, system: str | None = None, separator: str = "", case: CaseWords = CASE
+) -> ChatTemplate:
+    """Return the wrapper that puts `separator` between the system text and `body`; its name is its key below."""
+    opening = "{% if system %}{{ system ~ " + _literal(separator) + " }}{% endif %}" if system else _NO_SYSTEM
+    source = _OPENING + opening + body
+    return ChatTemplate("", functools.partial(_filled, source, system), source, system, stop, case)
 
 
 _ALPACA = "Below is an instruction that describes a task. Write a response that appropriately completes the request."
@@ -113,80 +209,65 @@ _HUATUOGPT = (
     "对于用户的指令问题，HuatuoGPT给出有益的、详细的、有礼貌的回答。"
 )
 
+_GLM = "[Round {round0}]\n问：{}\n答："
+
+
+def _inside(user: str, assistant: str) -> str:
+    """Return Jinja for earlier turns that stand inside the instruction of the last one."""
+    return '{{ "### Instruction:" }}' + _turns(user, assistant, last="{}") + '{{ "\\n\\n### Response: " }}'
+
+
 _WRAPPERS = {
-    "none": Template("{q}", "{q}\n{a}\n\n"),
-    "alpaca": Template(
-        "### Instruction:\n{q}\n\n### Response:",
-        "### Instruction:\n{q}\n\n### Response:{a}\n\n",
-        system=_ALPACA,
-        separator="\n\n",
-        stop=("### Instruction:",),
+    "none": _wrapper(_turns("{}", "\n{}\n\n")),
+    "alpaca": _wrapper(
+        _turns("### Instruction:\n{}\n\n### Response:", "{}\n\n"), "### Instruction:", system=_ALPACA, separator="\n\n"
     ),
-    "vicuna": Template(
-        "USER: {q} ASSISTANT:", "USER: {q} ASSISTANT: {a}</s>", system=_VICUNA, separator=" ", stop=("USER:",)
-    ),
-    "huatuo": Template(
-        "### 问题:\n{q}\n### 回答:\n",
-        "### 问题:\n{q}\n### 回答:\n{a}\n",
+    "vicuna": _wrapper(_turns("USER: {} ASSISTANT:", " {}</s>"), "USER:", system=_VICUNA, separator=" "),
+    "huatuo": _wrapper(
+        _turns("### 问题:\n{}\n### 回答:\n", "{}\n"),
+        "### 问题:",
         system="下面是一个问题，运用医学知识来正确回答提问.",
         separator="\n",
-        stop=("### 问题:",),
     ),
-    "cmexam_lora": Template("{q}\n### 回答:\n", "{q}\n### 回答:\n{a}\n", stop=("### 回答:",)),
-    "baichuan": Template(
-        "<reserved_102>{q}<reserved_103>", "<reserved_102>{q}<reserved_103>{a}</s>", stop=("<reserved_102>",)
+    "cmexam_lora": _wrapper(_turns("{}\n### 回答:\n", "{}\n"), "### 回答:"),
+    "baichuan": _wrapper(_turns("<reserved_102>{}<reserved_103>", "{}</s>"), "<reserved_102>"),
+    "baichuan_clin": _wrapper(_turns("<reserved_102>{} <reserved_103>", "{}</s>"), "<reserved_102>"),
+    "baichuan2": _wrapper(_turns("<reserved_106>{}<reserved_107>", "{}</s>"), "<reserved_106>"),
+    "bentsao": _wrapper(_turns("### 问题:\n{}\n### 回答:\n", "{}\n"), "### 问题:"),
+    "bianque2": _wrapper(_turns("病人：{}\n医生：", "{}\n"), "\n病人："),
+    # Rounds are counted as soon as there is more than one message.
+    "chatglm": _wrapper(
+        "{% if turns | length == 1 %}{{ turns[0]['content'] }}{% else %}" + _turns(_GLM, "{}\n") + "{% endif %}",
+        "[Round ",
     ),
-    "baichuan_clin": Template(
-        "<reserved_102>{q} <reserved_103>", "<reserved_102>{q} <reserved_103>{a}</s>", stop=("<reserved_102>",)
+    "chatglm2": _wrapper(_turns("[Round {round1}]\n\n问：{}\n\n答：", "{}\n\n"), "[Round "),
+    # Few-shot examples are rounds, and the question behind them is none.
+    "cmb_chatglm": _wrapper(
+        "{% if turns | length == shots + 1 %}"
+        + _turns(_GLM, "{}\n", last="问：{}\n答：")
+        + "{% else %}"
+        + _turns(_GLM, "{}\n")
+        + "{% endif %}",
+        "[Round ",
+        "\n问：",
     ),
-    "baichuan2": Template(
-        "<reserved_106>{q}<reserved_107>", "<reserved_106>{q}<reserved_107>{a}</s>", stop=("<reserved_106>",)
+    "chatmed": _wrapper(_turns("问：\n{}\n答：\n", "{}\n"), "\n问："),
+    "huatuogpt": _wrapper(_turns("<病人>：{} <HuatuoGPT>：", "{}</s>"), "<病人>", system=_HUATUOGPT),
+    "medicalgpt": _wrapper(
+        _inside("问题：{}", "\n答案：{}\n\n\n\n"), "### Instruction:", system=_ALPACA, separator="\n\n"
     ),
-    "bentsao": Template("### 问题:\n{q}\n### 回答:\n", "### 问题:\n{q}\n### 回答:\n{a}\n", stop=("### 问题:",)),
-    "bianque2": Template("病人：{q}\n医生：", "病人：{q}\n医生：{a}\n", stop=("\n病人：",)),
-    "chatglm": Template("{q}", "[Round {i}]\n问：{q}\n答：{a}\n", "[Round {i}]\n问：{q}\n答：", stop=("[Round ",)),
-    "chatglm2": Template(
-        "[Round {i}]\n\n问：{q}\n\n答：", "[Round {i}]\n\n问：{q}\n\n答：{a}\n\n", stop=("[Round ",), first_round=1
-    ),
-    "cmb_chatglm": Template(
-        "问：{q}\n答：",
-        "[Round {i}]\n问：{q}\n答：{a}\n",
-        "[Round {i}]\n问：{q}\n答：",
-        after_examples="问：{q}\n答：",
-        stop=("[Round ", "\n问："),
-    ),
-    "chatmed": Template("问：\n{q}\n答：\n", "问：\n{q}\n答：\n{a}\n", stop=("\n问：",)),
-    "huatuogpt": Template(
-        "<病人>：{q} <HuatuoGPT>：", "<病人>：{q} <HuatuoGPT>：{a}</s>", system=_HUATUOGPT, stop=("<病人>",)
-    ),
-    "medicalgpt": Template(
-        "### Instruction:{q}\n\n### Response: ",
-        "问题：{q}\n答案：{a}\n\n",
-        examples_inside="\n\n",
+    "medicalgpt_clin": _wrapper(
+        _inside("{}", "答案：{}\n\n"),
+        "### Instruction:",
         system=_ALPACA,
         separator="\n\n",
-        stop=("### Instruction:",),
+        case=CaseWords("{record}问题：{question}", "问题：{question}"),
     ),
-    "medicalgpt_clin": Template(
-        "### Instruction:{q}\n\n### Response: ",
-        "{q}答案：{a}",
-        examples_inside="\n\n",
-        case=("{record}问题：{question}", "问题：{question}"),
-        system=_ALPACA,
-        separator="\n\n",
-        stop=("### Instruction:",),
-    ),
-    "qizhen": Template(
-        "### Instruction:{q}\n\n### Response: ",
-        "{q}\n{a}",
-        examples_inside="\n\n",
-        system=_ALPACA,
-        separator="\n\n",
-        stop=("### Instruction:",),
-    ),
-    "huatuogpt2": Template("<问>：{q}\n<答>：", "<问>：{q}\n<答>：{a}\n", stop=("<问>",)),
+    "qizhen": _wrapper(_inside("{}", "\n{}\n\n"), "### Instruction:", system=_ALPACA, separator="\n\n"),
+    "huatuogpt2": _wrapper(_turns("<问>：{}\n<答>：", "{}\n"), "<问>"),
 }
-TEMPLATES: dict[str, Template] = {name: replace(wrapper, name=name) for name, wrapper in _WRAPPERS.items()}
+TEMPLATES: dict[str, ChatTemplate] = {name: replace(wrapper, name=name) for name, wrapper in _WRAPPERS.items()}
+"""The published wrappers. Another one is a row of the table above."""
 
 
 def of_conversations(name: str) -> str:
@@ -194,7 +275,7 @@ def of_conversations(name: str) -> str:
     return f"{name}_clin" if f"{name}_clin" in TEMPLATES else name
 
 
-def template(name: str) -> Template:
+def template(name: str) -> ChatTemplate:
     """Return the wrapper `name`.
 
     Raises:
@@ -222,8 +303,4 @@ def wrap(
     Raises:
         ConfigError: unknown wrapper, or something that it has no place for.
     """
-    return template(name).text(Dialogue(words, rounds(turns), system, tuple(examples)))
-
-
-def _fill(text: str, number: int, question: str, answer: str) -> str:
-    return text.format(i=number, q=question, a=answer)
+    return template(name).render(Dialogue(words, rounds(turns), system, tuple(examples)))

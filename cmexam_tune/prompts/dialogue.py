@@ -34,7 +34,10 @@ def keys(cases: Sequence[Case]) -> Iterator[str]:
 
 
 def asked(
-    case: Case, number: int, answers: Sequence[str] | None = None, form: tuple[str, str] = chat_template.Template.case
+    case: Case,
+    number: int,
+    answers: Sequence[str] | None = None,
+    form: chat_template.CaseWords = chat_template.CASE,
 ) -> Asked:
     """Return turn `number` of a case as it is put to a model.
 

@@ -6,27 +6,14 @@ from pathlib import Path
 from cmexam_tune.config import Config
 from cmexam_tune.core import documents, files
 from cmexam_tune.interop.exporting.modelfile import Modelfile
-from cmexam_tune.models import families
+from cmexam_tune.interop.exporting.saved_files import prompt_codec
 from cmexam_tune.models.families import Loaded
 from cmexam_tune.prompts import Dialogue
 from cmexam_tune.training.run_directory import run as runs
 
-SENTINEL = "问题在此"
-"""Stands for the user's message where the words around it are looked for."""
 KINDS = {"hf": "the whole model", "peft": "a PEFT adapter", "chatglm": "a prefix in the ChatGLM authors' format"}
 TRAINING = ("train_loss", "eval_loss", "eval_exam_accuracy", "best_metric")
 """What metrics.json says about how good the model is; the rest is speed."""
-
-
-def around(config: Config, loaded: Loaded) -> tuple[str, str] | None:
-    """Return what stands before and after a message in a training prompt, special tokens written out; None unclear."""
-    family = families.named(config.model.family)
-    if not isinstance(family, families.Writer):
-        return None
-    codec = family.decoder(loaded, config).codec
-    (ids,) = codec.sources([Dialogue(SENTINEL, (), config.prompt.system)])
-    before, found, after = str(loaded.tokenizer.decode([*ids, *codec.lead])).partition(SENTINEL)
-    return (before, after) if found else None
 
 
 def card(
@@ -34,8 +21,8 @@ def card(
 ) -> str:
     """Return the card; `ollama`: the Modelfile beside it, or why there is none; `averaged`: runs it is the mean of."""
     mean = f"\n- mean of the updates of {averaged} runs" if averaged > 1 else ""
-    base, words = config.model.model_name_or_path, around(config, loaded)
-    auto = "AutoModelForSequenceClassification" if words is None else "AutoModelForCausalLM"
+    base, prompt = config.model.model_name_or_path, _prompt(config, loaded)
+    auto = "AutoModelForSequenceClassification" if prompt is None else "AutoModelForCausalLM"
     load = {
         "hf": f"{auto}.from_pretrained(folder)",
         "peft": f"PeftModel.from_pretrained({auto}.from_pretrained({base!r}), folder)",
@@ -48,8 +35,8 @@ def card(
         f"- style of the questions: {config.prompt.style}\n- template: {config.prompt.template}{mean}",
         "## Training data\n\n" + "\n".join(_data(path) for path in config.data.train),
     ]
-    if words is not None:
-        parts.append(f"## Prompt\n\n```\n{words[0]}MESSAGE{words[1]}\n```")
+    if prompt is not None:
+        parts.append(f"## Prompt\n\n```\n{prompt}\n```")
     if scores := [*_training(Path(run)), *_reports(Path(run))]:
         parts.append("## Scores\n\n| | |\n| - | - |\n" + "\n".join(f"| {name} | {value} |" for name, value in scores))
     parts.append(f"## Loading\n\n```python\n{load[format]}\n```")
@@ -58,6 +45,18 @@ def card(
     elif ollama is not None:
         parts.append(f"No Modelfile: {ollama}")
     return "\n\n".join([*parts, "Not for use on patients.\n"])
+
+
+def _prompt(config: Config, loaded: Loaded) -> str | None:
+    """Return the prompt of training for the message MESSAGE; None: a model that writes no text."""
+    codec = prompt_codec(config, loaded)
+    if codec is None:
+        return None
+    dialogue = Dialogue("MESSAGE", (), config.prompt.system)
+    if codec.template is None:
+        (ids,) = codec.sources([dialogue])
+        return str(loaded.tokenizer.decode([*ids, *codec.lead]))
+    return codec.template.render(dialogue)
 
 
 def _data(path: str) -> str:

@@ -5,9 +5,8 @@ Format: https://github.com/ollama/ollama/blob/main/docs/modelfile.md. Ollama put
 
 import dataclasses
 
-from cmexam_tune import prompts
 from cmexam_tune.config import Config
-from cmexam_tune.core.errors import ConfigError
+from cmexam_tune.interop.exporting.saved_files import prompt_codec
 from cmexam_tune.models import families
 from cmexam_tune.models.families import Loaded
 from cmexam_tune.models.generation import stopping
@@ -44,31 +43,26 @@ class Modelfile:
 
 def written(config: Config, loaded: Loaded) -> Modelfile | str | None:
     """Return the Modelfile of a run's whole model; why there is none; or None for a model that writes no text."""
-    family = families.named(config.model.family)
-    if not isinstance(family, families.Writer):
+    codec = prompt_codec(config, loaded)
+    if codec is None:
         return None
-    if not family.runs_in_ollama:
+    if not families.named(config.model.family).runs_in_ollama:
         return f"Ollama does not read models of family {config.model.family}."
-    if config.prompt.template == "auto" and loaded.tokenizer.chat_template:
+    if codec.template is None or codec.template.is_models_own:
         return OWN_TEMPLATE
-    template = prompts.template("none" if config.prompt.template == "auto" else config.prompt.template)
-    system = template.system if config.prompt.system is None else config.prompt.system
-    bare = template.text(Dialogue(PROMPT, system=""))
-    try:
-        whole = template.text(Dialogue(PROMPT, system=SYSTEM))
-    except ConfigError:  # a wrapper without a place for a system text
-        whole = bare
-    form = bare if whole == bare else f"{{{{ if .System }}}}{whole.removesuffix(bare)}{{{{ end }}}}{bare}"
-    codec = family.decoder(loaded, config).codec
-    texts = (form, system or "", *codec.stop)
-    if any(QUOTES in text or text.endswith('"') for text in texts):
+    system = codec.template.system if config.prompt.system is None else config.prompt.system
+    form = codec.template.render(Dialogue(PROMPT, system=""))
+    if codec.template.system is not None:
+        whole = codec.template.render(Dialogue(PROMPT, system=SYSTEM))
+        form = f"{{{{ if .System }}}}{whole.removesuffix(form)}{{{{ end }}}}{form}"
+    if any(QUOTES in text or text.endswith('"') for text in (form, system or "", *codec.stop)):
         return 'A Modelfile cannot hold texts with """ in them or " at their end.'
     stops = [("stop", stop) for stop in codec.stop]
     return Modelfile(form, system or None, (*stops, *_numbers(config, loaded)))
 
 
 def _numbers(config: Config, loaded: Loaded) -> list[tuple[str, str | float]]:
-    """Return decoding as `predict` does it: without these Ollama samples, and punishes words that come again."""
+    """Return decoding as `predict` does it: else Ollama samples, and older ones punish repetition."""
     chosen = stopping.settings(loaded.model, loaded.tokenizer, config)
     most = int(chosen.max_new_tokens or stopping.room(config)) + config.generation.thinking_tokens
     found: list[tuple[str, str | float]] = [

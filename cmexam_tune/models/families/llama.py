@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from jinja2 import TemplateError
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 from transformers.utils.generic import is_flash_attention_requested
@@ -26,7 +25,7 @@ from cmexam_tune.models.causal import Codec
 from cmexam_tune.models.families import Loaded, Writer
 from cmexam_tune.models.features import Encoded, Ids
 from cmexam_tune.models.generation.decoder import Decoder
-from cmexam_tune.prompts import Dialogue
+from cmexam_tune.prompts import ChatTemplate, Dialogue
 
 
 class Llama(Writer):
@@ -65,21 +64,16 @@ class Llama(Writer):
 
     def codec(self, tokenizer: PreTrainedTokenizerBase, prompt: PromptConfig, model: ModelConfig) -> Codec:
         """Return how a model is asked: `auto` is its tokenizer's chat template if there is one, else no wrapper."""
-        targets = functools.partial(target_ids, tokenizer)
-        if prompt.template == "auto" and tokenizer.chat_template:
-            sources = functools.partial(chat_ids, tokenizer, model.chat_template_kwargs)
-            return Codec(sources, targets, thinks=_thinks(tokenizer, model))
-        if model.chat_template_kwargs:
-            raise ConfigError(
-                f"model.chat_template_kwargs: {model.model_name_or_path} has no chat template, or prompt.template="
-                f"{prompt.template} replaces it. Leave them out."
-            )
-        template = prompts.template("none" if prompt.template == "auto" else prompt.template)
+        template = chat_template(tokenizer, prompt, model)
+        # A published wrapper does not write BOS; the tokenizer puts it in front, as in the authors' scripts.
+        ids = functools.partial(text_ids if template.is_models_own else source_ids, tokenizer)
         return Codec(
-            lambda dialogues: source_ids(tokenizer, [template.text(dialogue) for dialogue in dialogues]),
-            targets,
+            lambda dialogues: ids([template.render(dialogue) for dialogue in dialogues]),
+            functools.partial(target_ids, tokenizer),
             stop=template.stop,
-            remembers=template.remembers,
+            # The template opens the model's thinking, so that its output only closes it.
+            thinks=template.is_models_own and template.render(Dialogue("?")).rstrip().endswith(THINK),
+            template=template,
         )
 
     def encode(
@@ -139,37 +133,36 @@ def merge_adapter(
     return merged, tokenizer
 
 
-def chat_ids(
-    tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any], dialogues: Sequence[Dialogue]
-) -> list[Ids]:
-    """Return prompts as ids, in the model's chat template.
+def chat_template(tokenizer: PreTrainedTokenizerBase, prompt: PromptConfig, model: ModelConfig) -> ChatTemplate:
+    """Return the chat template in force, with the recipe's arguments for it.
 
     Raises:
-        UserError: the template refuses the dialogue (a system text, for example) or its arguments.
+        ConfigError: an unknown wrapper, or arguments for a template that is not the model's own.
     """
-    try:
-        wrapped: Any = tokenizer.apply_chat_template(
-            [dialogue.messages() for dialogue in dialogues], tokenize=False, add_generation_prompt=True, **arguments
+    if prompt.template == "auto" and tokenizer.chat_template:
+        arguments = {"tokenize": False, "add_generation_prompt": True, **model.chat_template_kwargs}
+        apply: Any = tokenizer.apply_chat_template
+        return ChatTemplate("auto", lambda messages, num_examples: str(apply(messages, **arguments)))
+    if model.chat_template_kwargs:
+        raise ConfigError(
+            f"model.chat_template_kwargs: {model.model_name_or_path} has no chat template, or prompt.template="
+            f"{prompt.template} replaces it. Leave them out."
         )
-    except (TemplateError, TypeError, ValueError) as error:
-        raise UserError(f"the model's chat template cannot be filled ({first_line(error)}).") from None
-    rows: list[Ids] = tokenizer(wrapped, add_special_tokens=False)["input_ids"]
+    return prompts.template("none" if prompt.template == "auto" else prompt.template)
+
+
+def text_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[Ids]:
+    """Return texts as ids, with no special tokens but those written in them."""
+    rows: list[Ids] = tokenizer(list(texts), add_special_tokens=False)["input_ids"]
     return rows
 
 
-def _thinks(tokenizer: PreTrainedTokenizerBase, model: ModelConfig) -> bool:
-    """Return whether the template opens the model's thinking, so that its output only closes it."""
-    (ids,) = chat_ids(tokenizer, model.chat_template_kwargs, [Dialogue("?")])
-    return str(tokenizer.decode(ids)).rstrip().endswith(THINK)
-
-
-def source_ids(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[Ids]:
+def source_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[Ids]:
     """Return prompts as ids, with what the tokenizer puts in front and without EOS."""
-    rows: list[Ids] = tokenizer(texts)["input_ids"]
+    rows: list[Ids] = tokenizer(list(texts))["input_ids"]
     return [row[:-1] if row and row[-1] == tokenizer.eos_token_id else row for row in rows]
 
 
 def target_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[Ids]:
     """Return completions as ids with EOS, tokenised apart from the prompt so that no token spans the boundary."""
-    rows: list[Ids] = tokenizer(list(texts), add_special_tokens=False)["input_ids"]
-    return [[*row, int(tokenizer.eos_token_id)] for row in rows]
+    return [[*row, int(tokenizer.eos_token_id)] for row in text_ids(tokenizer, texts)]

@@ -187,12 +187,12 @@ def _rounds(tokenizer: SentencePieceTokenizer, prompt: PromptConfig, own: str, l
     template = prompts.template(own if prompt.template == "auto" else prompt.template)
 
     def sources(dialogues: Sequence[Dialogue]) -> list[Ids]:
-        rows = tokenizer.text_ids([template.text(dialogue) for dialogue in dialogues])
+        rows = tokenizer.text_ids([template.render(dialogue) for dialogue in dialogues])
         # `lead` stands in front of the completion.
         return [row[: len(row) - len(lead)] for row in map(tokenizer.build_inputs_with_special_tokens, rows)]
 
     targets = functools.partial(_target_ids, tokenizer, lead)
-    return Codec(sources, targets, lead, stop=template.stop, remembers=template.remembers)
+    return Codec(sources, targets, lead, stop=template.stop, template=template)
 
 
 def _role_ids(tokenizer: ChatGLM2Tokenizer, dialogues: Sequence[Dialogue]) -> list[Ids]:

@@ -242,7 +242,7 @@ class Remote:
         request = {**self._settings, **(fields or {})}
         beyond = {**self._extra, **(extra or {})}
         if self._template is not None:
-            request["prompt"] = self._template.text(dialogue) + words
+            request["prompt"] = self._template.render(dialogue) + words
             if stop := list(dict.fromkeys([*request.get("stop", ()), *self._template.stop])):
                 request["stop"] = stop
         elif words:

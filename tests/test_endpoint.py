@@ -21,7 +21,7 @@ import pytest
 from fake_openai import END, KEY, Fault, Said, Script, serving, vllm
 
 from cmexam_tune import annotate, evaluate, judge
-from cmexam_tune.config import Config, load_config
+from cmexam_tune.config import Config, ModelConfig, load_config
 from cmexam_tune.core import cli, jsonl
 from cmexam_tune.core.errors import ConfigError, TrainingStopped, UserError
 from cmexam_tune.core.schema import Case, Prediction, Question, Turn
@@ -254,6 +254,22 @@ def test_it_cannot_be_trained() -> None:
     family: Any = families.named("endpoint")
     with pytest.raises(ConfigError, match="only answers"):
         family.load(config("http://h/v1").model, questions(1))
+
+
+def test_a_family_that_only_answers_needs_nothing_else() -> None:
+    class Parrot(families.Writer):
+        only_answers = True
+
+        def open(self, model: ModelConfig, questions: Any, device: str) -> families.Loaded:
+            return families.Loaded.nothing()
+
+        def decoder(self, loaded: families.Loaded, config: Config) -> Any:
+            return self
+
+    model = dataclasses.replace(config("http://h/v1").model, family="parrot")
+    assert Parrot().load(model) == families.Loaded.nothing()
+    with pytest.raises(ConfigError, match="family parrot only answers"):
+        Parrot().load(model, questions(1))
 
 
 # --- what is counted ---------------------------------------------------------------------------------------------

@@ -39,6 +39,9 @@ class Family(ABC):
     """Whether `model.load_in_4bit` (bitsandbytes' NF4) is possible."""
     takes_authors_prefix: ClassVar[bool] = False
     """Whether the model's authors have a format of their own for a P-tuning prefix."""
+    only_answers: ClassVar[bool] = False
+    """Whether nothing is loaded, trained or exported, because the model is behind an address: such a family needs no
+    `encode` and no `collate`."""
     runs_in_ollama: ClassVar[bool] = False
     """Whether an exported model comes with a Modelfile."""
 
@@ -54,7 +57,12 @@ class Family(ABC):
             UserError: the path does not exist, or holds a model of another kind.
             ConfigError: a setting that this family does not have.
         """
-        if model.is_remote:
+        if self.only_answers and questions is not None:
+            raise ConfigError(
+                f"model.family: family {model.family} only answers: its model cannot be trained or exported. Use "
+                "predict, judge or annotate."
+            )
+        if model.is_remote and not self.only_answers:
             raise ConfigError(
                 f"model.base_url: family {model.family} loads weights; for a model behind an address set "
                 "model.family=endpoint."
@@ -67,15 +75,15 @@ class Family(ABC):
     def open(self, model: ModelConfig, questions: Iterable[Question] | None, device: str) -> Loaded:
         """Do what `load` promises, for settings that this family has."""
 
-    @abstractmethod
     def encode(
         self, loaded: Loaded, questions: Sequence[Question], prompt: PromptConfig, model: ModelConfig
     ) -> Encoded:
         """Return training rows with labels, and what had to be cut or skipped."""
+        raise NotImplementedError
 
-    @abstractmethod
     def collate(self, loaded: Loaded, groups: Sequence[Sequence[Mapping[str, Any]]]) -> "dict[str, torch.Tensor]":
         """Return one padded batch; each group of rows becomes one row of the batch (packed if it has several)."""
+        raise NotImplementedError
 
     @abstractmethod
     def answer(self, loaded: Loaded, questions: Sequence[Question], config: Config) -> Iterator[Prediction]:

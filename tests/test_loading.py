@@ -88,7 +88,7 @@ def test_packed_weights_are_unpacked_on_the_card(
         CHATGLM.load(config.model, device="cuda:3")
     assert places == ["cuda:3"] and calls.pop()["device_map"] == {"": "cuda:3"}
     # Under ZeRO-3 only the first process has values.
-    monkeypatch.setattr(CHATGLM, "is_deepspeed_zero3_enabled", lambda: True)
+    monkeypatch.setattr(chatglm, "is_deepspeed_zero3_enabled", lambda: True)
     for rank in (0, 1):
         monkeypatch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
         with pytest.raises(Asked):

@@ -246,10 +246,8 @@ def test_earlier_turns_are_refused_where_the_template_has_no_form_for_them(
 ) -> None:
     from cmexam_tune.models.families.llama import Llama
 
-    llama = Llama()
-
-    codec = llama.codec
-    monkeypatch.setattr(llama, "codec", lambda *given: dataclasses.replace(codec(*given), remembers=False))
+    codec = Llama.codec
+    monkeypatch.setattr(Llama, "codec", lambda *given: dataclasses.replace(codec(*given), remembers=False))
     with serving(run) as client:
         assert client.chat.completions.create(model="tuned", messages=user("x"), max_tokens=2).choices
         with pytest.raises(openai.BadRequestError, match="no form for earlier turns"):

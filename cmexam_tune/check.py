@@ -60,12 +60,13 @@ def check(
         ConfigError: an unknown reason.
     """
     check_reasons(drop)
-    asked, held = [files.check_input(path) for path in questions], [files.check_input(path) for path in against]
-    names = names_of([*asked, *held])
-    targets = [] if out is None else _targets(Path(out), list(names)[: len(asked)], overwrite)
+    checked = [files.check_input(path) for path in questions]
+    references = [files.check_input(path) for path in against]
+    names = names_of([*checked, *references])
+    targets = [] if out is None else _targets(Path(out), list(names)[: len(checked)], overwrite)
     if taken := {path.resolve() for path in targets} & {path.resolve() for path in names.values()}:
         raise UserError(f"{taken.pop()}: would be replaced by the result of its own check. Choose another --out.")
-    result = check_files(asked, held, drop)
+    result = check_files(checked, references, drop)
     if out is not None:
         _write(result, names, Path(out))
     return result
@@ -74,8 +75,8 @@ def check(
 def _targets(out: Path, names: Sequence[str], overwrite: bool) -> list[Path]:
     if out.exists() and not out.is_dir():
         raise UserError(f"{out}: is a file, --out needs a folder.")
-    each = [f"{name}.{part}" for name in names for part in ("clean.questions.jsonl", "overlap.jsonl")]
-    return [files.check_output(out / name, overwrite) for name in (*each, "check.json", "check.md", "check.html")]
+    of_files = [f"{name}.{part}" for name in names for part in ("clean.questions.jsonl", "overlap.jsonl")]
+    return [files.check_output(out / name, overwrite) for name in (*of_files, "check.json", "check.md", "check.html")]
 
 
 def _write(result: Checked, paths: dict[str, Path], out: Path) -> None:
@@ -88,9 +89,9 @@ def _write(result: Checked, paths: dict[str, Path], out: Path) -> None:
                 if line not in dropped:
                     handle.write(jsonl.dumps(value) + "\n")
         with files.atomic_write(out / f"{name}.overlap.jsonl") as handle:
-            for one in result.overlaps:
-                if one.file == name:
-                    handle.write(jsonl.dumps(asdict(one)) + "\n")
+            for pair in result.overlaps:
+                if pair.file == name:
+                    handle.write(jsonl.dumps(asdict(pair)) + "\n")
     texts = {
         "check.json": json.dumps(result.to_dict(), ensure_ascii=False, indent=1) + "\n",
         "check.md": check_page.markdown(result),

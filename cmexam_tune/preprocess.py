@@ -16,7 +16,7 @@ from cmexam_tune.core.files import check_input, sha256
 from cmexam_tune.core.progress import Progress
 from cmexam_tune.core.schema import GROUP, Example, Question
 from cmexam_tune.core.together import write_together
-from cmexam_tune.exams import RowReport, _sources, cmb
+from cmexam_tune.exams import RowReport, Source, cmb
 from cmexam_tune.prompts.formats import FORMATS, Format
 from cmexam_tune.quality.duplicates import Repeated
 from cmexam_tune.quality.splits import Cases, assign, parse_shares
@@ -93,14 +93,14 @@ def preprocess(
         raise ConfigError(f"--format: {format!r} is unknown; known: {', '.join(FORMATS)}.")
     second = check_input(answers, "file of answers") if answers is not None else None
     with tempfile.TemporaryDirectory(prefix="cmexam_tune.") as unpacked:
-        found = _sources.find(inputs, Path(unpacked))
-        sources, known, others = _sources.sort_out(found, fields)
+        found = exams.find_sources(inputs, Path(unpacked))
+        sources, known, others = exams.sort_out(found, fields)
         kept = [source.path for source in found] + ([second] if second else [])
         with write_together(Path(out), "preprocess", overwrite, kept) as claim:
             job = _Job(module, wanted, FORMATS[format], claim, split)
             reports = {}
             for source in sources:
-                joined = second or _sources.answers_for(source, fields, known)
+                joined = second or exams.find_answers(source, fields, known)
                 clinic = exam == "cmb" and cmb.is_clin(source.path)
                 reports[source.name] = _cases(job, source) if clinic else _questions(job, source, joined)
             _write_reports(job, reports, [one.origin for one in others])
@@ -120,7 +120,7 @@ class _Job:
     repeated: Repeated = field(default_factory=Repeated)
 
 
-def _questions(job: _Job, source: _sources.Source, answers: Path | None) -> dict[str, Any]:
+def _questions(job: _Job, source: Source, answers: Path | None) -> dict[str, Any]:
     """Write questions and prompts of one file and return its report."""
     rows: list[RowReport] = []
     kept, cases = 0, Cases()
@@ -197,7 +197,7 @@ def _write_example(
     return None
 
 
-def _cases(job: _Job, source: _sources.Source) -> dict[str, Any]:
+def _cases(job: _Job, source: Source) -> dict[str, Any]:
     cases = questions = 0
     with _open(job.claim(f"{source.name}.cases.jsonl")) as handle:
         for case in _progress(cmb.read_clin(source.path), source.path):
@@ -207,7 +207,7 @@ def _cases(job: _Job, source: _sources.Source) -> dict[str, Any]:
     return {**_report(source, cases, []), "questions": questions}
 
 
-def _report(source: _sources.Source, kept: int, rows: Sequence[RowReport]) -> dict[str, Any]:
+def _report(source: Source, kept: int, rows: Sequence[RowReport]) -> dict[str, Any]:
     dropped = [report for report in rows if report.action == "dropped"]
     repaired = [report for report in rows if report.action == "repaired"]
     return {

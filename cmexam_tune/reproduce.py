@@ -30,10 +30,10 @@ examples:
   cmexam-tune reproduce cmb/GPT-4 --data data/cmb --out runs/paper --settings answer,cot
   cmexam-tune reproduce --table3 --out runs/paper      (--table4 to --table8: by groups; --cmb: CMB's Tables 3 and 4)"""
 
-LAYOUTS: dict[str, Callable[[Sequence[reproduced_tables.Measured], Path], Table]] = {
-    "table3": lambda found, _: reproduced_tables.table3(found),
+LAYOUTS: dict[str, Callable[[Sequence[reproduced_tables.Measured]], Table]] = {
+    "table3": reproduced_tables.table3,
     **{f"table{number}": partial(reproduced_tables.by_groups, number) for number in reproduced_tables.BY_GROUPS},
-    "cmb": lambda found, _: reproduced_tables.cmb(found),
+    "cmb": reproduced_tables.cmb,
 }
 
 
@@ -101,13 +101,13 @@ def reproduce(
     for number, unit in enumerate(units, 1):
         cli.note(f"[{number}/{len(units)}] {unit.folder.relative_to(out)}")
         _run(unit, plan.launch)
-    found = [line for line in reproduced_tables.collect(out) if line.entry.recipe in {_key(entry) for entry in chosen}]
-    table = reproduced_tables.comparison(found)
-    reproduced_tables.write(table, out / "comparison", [page for line in found for page in line.reports])
+    recipes = {_key(entry) for entry in chosen}
+    measured = [row for row in reproduced_tables.collect(out) if row.entry.recipe in recipes]
+    pages = [page for row in measured for page in row.pages]
+    table = reproduced_tables.comparison(measured)
+    reproduced_tables.write(table, out / "comparison", pages)
     if any(entry.exam == "cmb" for entry in chosen):
-        reproduced_tables.write(
-            reproduced_tables.cmb(found), out / "cmb", [page for line in found for page in line.reports]
-        )
+        reproduced_tables.write(reproduced_tables.cmb(measured), out / "cmb", pages)
     return table
 
 
@@ -123,10 +123,10 @@ def _missing_weights(entry: entries.Entry, overrides: Sequence[str]) -> Iterator
 
         Remote(config)  # address, key and settings are checked before any row runs
         return
-    wanted = [(model.model_name_or_path, "config.json", "config.json, tokenizer and weights")]
+    needed = [(model.model_name_or_path, "config.json", "config.json, tokenizer and weights")]
     if model.adapter_name_or_path:
-        wanted.append((model.adapter_name_or_path, "adapter_config.json", "the adapter's config and weights"))
-    for name, marker, files in wanted:
+        needed.append((model.adapter_name_or_path, "adapter_config.json", "the adapter's config and weights"))
+    for name, marker, files in needed:
         if Path(name).expanduser().is_dir() or _cached(name, marker):
             continue
         key = "adapter_name_or_path" if marker.startswith("adapter") else "model_name_or_path"
@@ -184,8 +184,8 @@ def _questions(exam: str, split: str, paths: Sequence[str], data: Path, out: Pat
     """Return the questions of a split, made from the raw file in `data` where there are none yet."""
     stems = [Path(path).name.removesuffix(".questions.jsonl") for path in paths]
     cleaned = any(stem.endswith(".clean") for stem in stems)  # raw questions are no stand-in for these
-    others = {"validation": ["val", "validation"], "test": ["test_with_annotations", "test"]}
-    stems += [] if cleaned else others.get(split, [split])
+    released = {"validation": ["val", "validation"], "test": ["test_with_annotations", "test"]}
+    stems += [] if cleaned else released.get(split, [split])
     for stem in stems:
         ready = out / "data" / exam / f"{stem}.questions.jsonl"
         for candidate in (data / ready.name, ready):
@@ -268,27 +268,27 @@ def main(argv: Sequence[str]) -> int | None:
     for number in (3, *reproduced_tables.BY_GROUPS):
         text = f"all finished runs in --out beside CMExam's Table {number}"
         parser.add_argument(f"--table{number}", action="store_true", help=text)
-    got = parser.parse_intermixed_args(list(argv))
-    names = [word for word in got.rows if "=" not in word]
-    overrides = [word for word in got.rows if "=" in word]
-    wanted = [name for name in LAYOUTS if getattr(got, name)]
-    if not names and not wanted:
+    args = parser.parse_intermixed_args(list(argv))
+    names = [word for word in args.rows if "=" not in word]
+    overrides = [word for word in args.rows if "=" in word]
+    layouts = [name for name in LAYOUTS if getattr(args, name)]
+    if not names and not layouts:
         raise UserError(f"name at least one row, or --table3, or --cmb. Rows: {', '.join(entries.known())}.")
     try:
-        seeds = [int(seed) for seed in got.seeds.split(",")]
+        seeds = [int(seed) for seed in args.seeds.split(",")]
     except ValueError:
         raise UserError(
-            f"--seeds {got.seeds}: whole numbers separated by commas are needed, for example 1,2,3."
+            f"--seeds {args.seeds}: whole numbers separated by commas are needed, for example 1,2,3."
         ) from None
     if names:
-        plan = Plan(seeds, got.settings.split(",") if got.settings else None, got.launch)
-        cli.say(str(reproduce(names, got.out, data=got.data, overrides=overrides, plan=plan)))
-    for name in wanted:
-        found = reproduced_tables.collect(Path(got.out))
-        table = LAYOUTS[name](found, Path(got.out))
-        reproduced_tables.write(table, Path(got.out) / name, [page for line in found for page in line.reports])
+        plan = Plan(seeds, args.settings.split(",") if args.settings else None, args.launch)
+        cli.say(str(reproduce(names, args.out, data=args.data, overrides=overrides, plan=plan)))
+    for name in layouts:
+        measured = reproduced_tables.collect(Path(args.out))
+        table = LAYOUTS[name](measured)
+        reproduced_tables.write(table, Path(args.out) / name, [page for row in measured for page in row.pages])
         cli.say(str(table))
-    cli.note(f"tables: {got.out}/*.md, *.tex, *.html")
+    cli.note(f"tables: {args.out}/*.md, *.tex, *.html")
     return None
 
 

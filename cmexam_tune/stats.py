@@ -128,16 +128,16 @@ def _add_dropped(path: Path, tally: Tally) -> int:
 
 
 def _power(questions: int) -> dict[str, float | None]:
-    found = {share: smallest_difference(questions, share) for share in DISAGREEMENT}
-    return {str(share): None if one is None else 100 * one for share, one in found.items()}
+    differences = {share: smallest_difference(questions, share) for share in DISAGREEMENT}
+    return {str(share): None if difference is None else 100 * difference for share, difference in differences.items()}
 
 
 def power_table(columns: Mapping[str, Mapping[str, Any]]) -> Table:
     """Return what each file can show: the smallest difference in accuracy that would be found with 80% power."""
     lines = []
     for share in DISAGREEMENT:
-        found = [_power(column["questions"])[str(share)] for column in columns.values()]
-        lines.append((f"{share:.0%} disagree", *("-" if one is None else f"{one:.2f}" for one in found)))
+        points = [_power(column["questions"])[str(share)] for column in columns.values()]
+        lines.append((f"{share:.0%} disagree", *("-" if point is None else f"{point:.2f}" for point in points)))
     title = "Smallest difference of two models, points of accuracy (McNemar's test at 5%, 80% power)"
     return Table(("", *columns), tuple(lines), title)
 

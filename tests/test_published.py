@@ -81,9 +81,9 @@ def test_runs_beside_the_tables_of_groups(tmp_path: Path) -> None:
         (folder / "report.json").write_text(json.dumps(report), encoding="utf-8")
         (folder / "report.html").write_text("<p>")
     found = reproduced_tables.collect(tmp_path)
-    lines = {line[0]: line[1:] for line in reproduced_tables.by_groups(8, found, tmp_path).lines}
+    lines = {line[0]: line[1:] for line in reproduced_tables.by_groups(8, found).lines}
     assert lines["1 容易"] == ("62.0±2.8", "74.60", "58.50", "31.40", "61.50", "56.50")
     assert lines["3 中等"][:2] == ("30.0±0.0", "51.30") and lines["5 极难"][0] == "-"
-    assert len(reproduced_tables.by_groups(4, found, tmp_path).lines) == 16
+    assert len(reproduced_tables.by_groups(4, found).lines) == 16
     reproduce.main(["--table5", "--out", str(tmp_path)])
     assert "EM 急诊医学科" in (tmp_path / "table5.md").read_text(encoding="utf-8")

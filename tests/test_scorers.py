@@ -208,7 +208,7 @@ def test_metrics_of_huatuo2(name):
     wanted = golden()["huatuo2"]["metrics"][name]
     found = graded("huatuo2", name)
     assert grading.average(found, ()) == pytest.approx(100 * wanted["选择题总分"])
-    assert wanted["unmatched"] == sum(not huatuo2.found(one.prediction.text, one.question) for one in found)
+    assert wanted["unmatched"] == sum(not huatuo2.find_letters(one.prediction.text, one.question) for one in found)
     for key, count in wanted["counts"].items():
         place, _, kind = key.partition("___")
         some = [

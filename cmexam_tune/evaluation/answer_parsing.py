@@ -55,8 +55,8 @@ def json_field(text: str, keys: tuple[str, ...]) -> Any:
             continue
         if isinstance(value, dict):
             named = {str(key).strip().lower(): item for key, item in value.items()}
-            if found := [named[key] for key in keys if key in named]:
-                return found[0] if found[0] is not None else ""
+            if values := [named[key] for key in keys if key in named]:
+                return values[0] if values[0] is not None else ""
         elif value and keys is ANSWER_KEYS and all(isinstance(item, str) and len(item) == 1 for item in value):
             return value
     return None
@@ -213,8 +213,8 @@ class _Output:
 
     def value(self, group: str) -> str | None:
         """Return the letters of a group, None where one is not offered or the case is mixed."""
-        found = letters("".join(re.findall("[A-Za-z]", group.replace("and", ""))))
-        return found if found and all(letter in self.options for letter in found) else None
+        named = letters("".join(re.findall("[A-Za-z]", group.replace("and", ""))))
+        return named if named and all(letter in self.options for letter in named) else None
 
 
 _HEAD, _TAIL = 10_000, 20_000
@@ -274,13 +274,13 @@ def _answer_first(output: _Output) -> _Decision:
 def _stated(output: _Output) -> _Decision:
     """Take the last statement of an answer: a chain of thought changes its mind, and ends with what it means."""
     cues = [_ANSWER, _ENGLISH, _CHOOSE, _WRONG if output.asks_wrong else _RIGHT]
-    found = list(_statements(output, rf"(?:{'|'.join(cues)})"))
+    statements = list(_statements(output, rf"(?:{'|'.join(cues)})"))
     marked = [(match.start(), output.value(match[1]) or "") for match in _MARKED.finditer(output.text)]
-    together = letters("".join(group for _, group in marked))
-    found += [(at, together) for at, _ in marked]
+    marked_letters = letters("".join(group for _, group in marked))
+    statements += [(at, marked_letters) for at, _ in marked]
     if not output.lists_options:
-        found += list(_statements(output, r"(?m:^)\s*(?:选项)?", r"\s*[.。]?\s*(?m:$)"))
-    return max(found)[1] or None if found else "next"
+        statements += list(_statements(output, r"(?m:^)\s*(?:选项)?", r"\s*[.。]?\s*(?m:$)"))
+    return max(statements)[1] or None if statements else "next"
 
 
 def _statements(output: _Output, cue: str, after: str = "") -> Iterator[tuple[int, str]]:
@@ -343,28 +343,28 @@ def _leading(output: _Output) -> _Decision:
 
 def _weak(output: _Output) -> _Decision:
     """Take letters that end a clause after 是, 为 or 考虑: "我认为是E", "应为D。"; two different ones are none."""
-    found = [
+    statements = [
         (at, group)
         for at, group in _statements(output, _WEAK, r"(?=\s*(?:$|[。.,;!\n)]|选项|项))")
         if not _MAY_BE.search(output.text[max(0, at - 8) : at].rstrip(" (:"))
     ]
-    return "next" if not found else found[-1][1] or None
+    return "next" if not statements else statements[-1][1] or None
 
 
 def _option_text(output: _Output) -> _Decision:
     """Take option texts written without a letter: as the answer, as all there is, or as the one that is recommended."""
     stated = re.findall(r"(?:答\s*案|正确选项)\)?\s*(?:应该|应)?\s*(?:是|为|:)[\s:]*([^。\n]+)", output.words)
     for segment in (*stated[-1:], output.words):
-        found, rest = _mentions(output, segment)
-        if found and not _REST.sub("", rest):
-            return letters("".join(found))
-    found, _ = _mentions(output, output.words, longer_than=1)
-    if len(set(found)) != 1 or len(output.words) > _SHORT:
+        mentioned, rest = _mentions(output, segment)
+        if mentioned and not _REST.sub("", rest):
+            return letters("".join(mentioned))
+    mentioned, _ = _mentions(output, output.words, longer_than=1)
+    if len(set(mentioned)) != 1 or len(output.words) > _SHORT:
         return "next"
-    before = output.words[: output.words.find(output.options[found[0]])]
+    before = output.words[: output.words.find(output.options[mentioned[0]])]
     recommended = re.search(r"(?:选|用|考虑|诊断|是|为|补充|做|行|应该?|:)[^。,;不]{0,3}$", before)
-    mostly = 2 * len(output.options[found[0]]) >= len(output.words.strip())
-    return found[0] if (recommended or mostly) and not re.search(r"[不无未非]|避免|禁", before[-8:]) else "next"
+    mostly = 2 * len(output.options[mentioned[0]]) >= len(output.words.strip())
+    return mentioned[0] if (recommended or mostly) and not re.search(r"[不无未非]|避免|禁", before[-8:]) else "next"
 
 
 _SHORT = 40
@@ -373,14 +373,14 @@ _REST = re.compile("[\\s。.,、;:!()和与及以]|检查|治疗")
 
 def _mentions(output: _Output, segment: str, longer_than: int = 0) -> tuple[list[str], str]:
     """Return the options whose texts occur, longest first so that none is found inside another, and what remains."""
-    found = []
+    mentioned = []
     for letter, option in sorted(output.options.items(), key=lambda item: -len(item[1])):
         if len(option) <= longer_than or option not in segment or list(output.options.values()).count(option) > 1:
             continue
         edges = (r"(?<![A-Za-z0-9])" if option[0].isascii() else "", r"(?![A-Za-z0-9])" if option[-1].isascii() else "")
         segment, count = re.subn(re.escape(option).join(edges), " ", segment)
-        found += [letter] * (count > 0)
-    return found, segment
+        mentioned += [letter] * (count > 0)
+    return mentioned, segment
 
 
 RULES: tuple[Callable[[_Output], _Decision], ...] = (

@@ -13,9 +13,9 @@ from typing import Protocol, cast
 from cmexam_tune.core import variants
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.core.schema import Question
-from cmexam_tune.exams._cells import Cells, Unreadable
+from cmexam_tune.exams._cells import Cells, Reporter, RowReport, Unreadable
 from cmexam_tune.exams._fields import Fields, FieldsExam, from_yaml, parse_map
-from cmexam_tune.exams._rows import Reporter, RowReport
+from cmexam_tune.exams._sources import Source, find_answers, find_sources, sort_out
 
 __all__ = [
     "Cells",
@@ -24,9 +24,13 @@ __all__ = [
     "FieldsExam",
     "Reporter",
     "RowReport",
+    "Source",
     "Unreadable",
+    "find_answers",
+    "find_sources",
     "from_yaml",
     "load",
+    "sort_out",
 ]
 
 

@@ -1,17 +1,20 @@
-"""What the cells of exam files mean: options and answers in every form that the released files and re-exports use."""
+"""What the cells of exam files mean: options and answers in every form that the released files and re-exports use.
+
+What had to be repaired or dropped is told row by row, as `RowReport`.
+"""
 
 import ast
 import datetime
 import json
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from cmexam_tune.core.documents import unique
 from cmexam_tune.core.schema import MAX_OPTIONS, MIN_OPTIONS, letters
-from cmexam_tune.exams._rows import Reporter, RowReport
 
 NO_ANSWER = "no answer"
 NO_QUESTION = "no question text"
@@ -47,6 +50,24 @@ _LETTER_BEFORE = re.compile(r"[(（]?([A-ZＡ-Ｚ])[.．、:：)）]\s*")
 _GENUS = re.compile(r"[A-Z]\. ?[a-z]")  # E.coli
 _INLINE = re.compile(rf"(?:^|(?<=\s))[(（]?({_LETTER})({_MARK})")
 _SHEET_ERRORS = frozenset({"#N/A", "#NAME?", "#REF!", "#VALUE!", "#DIV/0!", "#NULL!", "#NUM!"})
+
+
+@dataclass(frozen=True)
+class RowReport:
+    """What happened to one row that was not simply kept."""
+
+    row: int
+    """Number of the item in its file, from 1, header not counted."""
+    action: Literal["dropped", "repaired", "unread"]
+    """`unread`: the file has a column that nothing reads; it is reported once, with its first row."""
+    reason: str
+    """A short fixed phrase, counted in the preprocess report: `no answer`, `options in one line`, ...; for `unread`
+    the column's name."""
+    item: Mapping[str, str] | None = None
+    """stem, answer and explanation of a dropped row as far as they could be read; the paper's statistics count it."""
+
+
+Reporter = Callable[[RowReport], None]
 
 
 class Unreadable(Exception):

@@ -13,9 +13,8 @@ from cmexam_tune.core.errors import ConfigError, DataError, UserError
 from cmexam_tune.core.schema import GROUP, Question
 from cmexam_tune.core.strict import Problems, build
 from cmexam_tune.exams import _tables
-from cmexam_tune.exams._cells import BEYOND, NO_ANSWER, ZERO, Cells, Unreadable, check_answer, tell
+from cmexam_tune.exams._cells import BEYOND, NO_ANSWER, ZERO, Cells, Reporter, RowReport, Unreadable, check_answer, tell
 from cmexam_tune.exams._columns import Columns, Found
-from cmexam_tune.exams._rows import Reporter, RowReport
 
 Kind = Literal["single", "multiple"]
 Names = tuple[str, ...]

@@ -38,7 +38,7 @@ class Source:
     """Whether it was found in a folder, a zip or on the hub, and not named by the user."""
 
 
-def find(inputs: Sequence[str | Path], unpacked: Path) -> list[Source]:
+def find_sources(inputs: Sequence[str | Path], unpacked: Path) -> list[Source]:
     """Return the files of all inputs; zips are unpacked into the folder `unpacked`.
 
     Raises:
@@ -197,7 +197,7 @@ def look(path: Path, fields: Fields | None) -> str:
     return "answers" if {"id", "answer"} <= set(row) else "other"
 
 
-def answers_for(source: Source, fields: Fields | None, known: Sequence[Source]) -> Path | None:
+def find_answers(source: Source, fields: Fields | None, known: Sequence[Source]) -> Path | None:
     """Return the file of answers beside a file of questions without any, None where there is not just one."""
     if fields is None or fields.answers != "elsewhere":
         return None

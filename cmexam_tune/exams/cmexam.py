@@ -12,8 +12,8 @@ from typing import Any
 from cmexam_tune.core.errors import DataError
 from cmexam_tune.core.schema import Question
 from cmexam_tune.exams import _tables
+from cmexam_tune.exams._cells import Reporter
 from cmexam_tune.exams._fields import Fields, read_questions
-from cmexam_tune.exams._rows import Reporter
 
 _RATE = "正确率"
 _LEVEL = "Difficulty level"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.core.schema import Question
-from cmexam_tune.exams._rows import Reporter
+from cmexam_tune.exams._cells import Reporter
 
 
 def read(files: Sequence[Path], answers: Path | None = None, report: Reporter = lambda _: None) -> Iterator[Question]:

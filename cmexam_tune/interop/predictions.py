@@ -29,7 +29,7 @@ IDS, PLACES = ("question_id", "id"), ("doc_id", "index")
 TEXTS = ("text", "output", "response", "prediction", "model_output", "choices", "resps")
 _DOCUMENTS = ("doc", "metadata", "raw_input")
 """Where tools repeat the record that they asked, with its id."""
-_ASKED = ("doc", "raw_input", "origin_prompt", "messages")
+_PROMPTS = ("doc", "raw_input", "origin_prompt", "messages")
 """Where tools repeat the words that they asked."""
 _SHOWN, _PROBED = 8, 5
 _REMEDY = "Give --questions the file that the tool was given, or its first lines where the tool was limited to those."
@@ -58,11 +58,11 @@ class _Row:
 
     def repeats(self, question: Question) -> bool:
         """Return whether stem and options are among the words that the tool asked, whatever blanks it put there."""
-        return all(_squeezed(words) in self.asked for words in (question.stem, *question.options.values()))
+        return all(_squeezed(words) in self.prompt for words in (question.stem, *question.options.values()))
 
     @cached_property
-    def asked(self) -> str:
-        return _squeezed("\n".join(text for key in _ASKED for text in _texts(self.content.get(key))))
+    def prompt(self) -> str:
+        return _squeezed("\n".join(text for key in _PROMPTS for text in _texts(self.content.get(key))))
 
 
 def read(path: str | Path, questions: Sequence[Question]) -> list[Prediction]:
@@ -194,13 +194,13 @@ def _outputs(value: Any, question: Question | None) -> list[str] | None:
         return None if inner is value else _outputs(inner, question)
     if not isinstance(value, list) or not value:
         return None if not isinstance(value, list) else [""]
-    scores = [_log_likelihood(one) for one in value]
+    scores = [_log_likelihood(item) for item in value]
     if question is not None and len(scores) == len(question.options) and None not in scores:
         return [max(zip(scores, question.options, strict=True), key=lambda pair: pair[0] or 0.0)[1]]
-    if all(isinstance(one, dict) and one.get("type") in ("text", "reasoning") for one in value):
-        return ["".join(str(one.get("text") or "") for one in value if one["type"] == "text")]
-    found = [_outputs(one, question) for one in value]
-    return None if None in found else [text for one in found if one for text in one]
+    if all(isinstance(item, dict) and item.get("type") in ("text", "reasoning") for item in value):
+        return ["".join(str(item.get("text") or "") for item in value if item["type"] == "text")]
+    nested = [_outputs(item, question) for item in value]
+    return None if None in nested else [text for texts in nested if texts for text in texts]
 
 
 def _log_likelihood(value: Any) -> float | None:

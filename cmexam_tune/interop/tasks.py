@@ -154,33 +154,33 @@ def export(
             tool cannot number.
     """
     target = folders.check_folder(out, program, overwrite, keep=[questions])
-    asked = list(jsonl.read(questions, Question))
-    if missing := [question.id for question in asked if question.answer is None]:
+    exam = list(jsonl.read(questions, Question))
+    if missing := [question.id for question in exam if question.answer is None]:
         shown = ", ".join(missing[:_SHOWN]) + (", ..." if len(missing) > _SHOWN else "")
         raise DataError(
             f"{questions}: {len(missing)} questions have no answer, and these tools score: {shown}. Leave them out."
         )
     name = re.sub(r"\W", "_", Path(questions).name.removesuffix(".jsonl").removesuffix(".questions"), flags=re.ASCII)
     with folders.new_folder(target, program, overwrite) as staged:
-        TASKS[task](asked, staged, target, name if name[:1].isalpha() else f"task_{name}", style)
+        TASKS[task](exam, staged, target, name if name[:1].isalpha() else f"task_{name}", style)
     return target
 
 
 def _lm_eval(questions: Sequence[Question], folder: Path, home: Path, name: str, style: str) -> None:
-    jsonl.write(folder / "questions.jsonl", _asked(questions, style))
+    jsonl.write(folder / "questions.jsonl", _rows(questions, style))
     (folder / "utils.py").write_text(_LM_EVAL_UTILS, encoding="utf-8")
     _text(folder / f"{name}.yaml", _LM_EVAL_YAML, n=len(questions), name=name, style=Path(style).stem)
 
 
 def _opencompass(questions: Sequence[Question], folder: Path, home: Path, name: str, style: str) -> None:
-    jsonl.write(folder / "questions.jsonl", _asked(questions, style))
+    jsonl.write(folder / "questions.jsonl", _rows(questions, style))
     (folder / "datasets").mkdir()
     data = str(home.absolute() / "questions.jsonl")
     config = folder / "datasets" / f"{name}.py"
     _text(config, _OPENCOMPASS, n=len(questions), name=name, style=Path(style).stem, data=data)
 
 
-def _asked(questions: Sequence[Question], style: str) -> list[dict[str, Any]]:
+def _rows(questions: Sequence[Question], style: str) -> list[dict[str, Any]]:
     """Return a row for each question, all with the same keys: the libraries take those of the first."""
     _, words = style_given(style)
     offered = sorted({letter for question in questions for letter in question.options})
@@ -199,22 +199,22 @@ def _asked(questions: Sequence[Question], style: str) -> list[dict[str, Any]]:
 
 def _evalscope(questions: Sequence[Question], folder: Path, home: Path, name: str, style: str) -> None:
     subsets = []
-    for suffix, several in (("single", False), ("multiple", True)):
-        chosen = [question for question in questions if _several(question) == several]
+    for suffix, multiple in (("single", False), ("multiple", True)):
+        chosen = [question for question in questions if _is_multiple(question) == multiple]
         if chosen:
             subset = f"{name}_{suffix}"
-            jsonl.write(folder / f"{subset}_val.jsonl", [_mcq(question, several) for question in chosen])
+            jsonl.write(folder / f"{subset}_val.jsonl", [_mcq(question, multiple) for question in chosen])
             jsonl.write(folder / f"{subset}.questions.jsonl", chosen)
-            subsets.append((subset, several))
+            subsets.append((subset, multiple))
     _text(folder / "run.py", _EVALSCOPE, n=len(questions), subsets=subsets)
 
 
-def _several(question: Question) -> bool:
+def _is_multiple(question: Question) -> bool:
     """Return whether EvalScope has to ask for a set: the paper prints multiple choice, or there are several answers."""
     return question.kind == "multiple" or len(question.answer or "") > 1
 
 
-def _mcq(question: Question, several: bool) -> dict[str, Any]:
+def _mcq(question: Question, multiple: bool) -> dict[str, Any]:
     """Return a row of general_mcq, which numbers options from A without gaps: a missing letter gets no text."""
     last = max(question.options)
     if last > _LAST:
@@ -224,7 +224,7 @@ def _mcq(question: Question, several: bool) -> dict[str, Any]:
         "id": question.id,
         "question": question.stem,
         **{letter: question.options.get(letter, "") for letter in ascii_uppercase[: ascii_uppercase.index(last) + 1]},
-        "answer": list(answer) if several else answer,
+        "answer": list(answer) if multiple else answer,
     }
 
 

@@ -198,14 +198,14 @@ class Index:
             return "case"
         return "near" if score >= NEAR else "similar"
 
-    def _across(self, one: Sequence[int], other: Sequence[int]) -> Iterator[tuple[int, int]]:
+    def _across(self, group: Sequence[int], other: Sequence[int]) -> Iterator[tuple[int, int]]:
         """Yield pairs between two groups: with a question held against where there is one, else later with earlier."""
-        for mine, theirs in ((one, other), (other, one)):
+        for mine, theirs in ((group, other), (other, group)):
             held = next((place for place in theirs if self.against[place]), None)
             if held is not None:
                 yield from ((place, held) for place in mine if not self.against[place])
-        if not any(self.against[place] for place in (*one, *other)):
-            early, late = sorted((one, other), key=min)
+        if not any(self.against[place] for place in (*group, *other)):
+            early, late = sorted((group, other), key=min)
             yield from ((place, early[0]) for place in late)
 
     def _sharing(

@@ -36,10 +36,10 @@ def errata() -> tuple[Erratum, ...]:
 
     problems = Problems()
     values = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
-    found = tuple(build(Erratum, value, "errata", problems) for value in values)
+    known = tuple(build(Erratum, value, "errata", problems) for value in values)
     if problems:
         raise ValueError("; ".join(problems))
-    return found
+    return known
 
 
 def known_problems(question: Question) -> Iterator[tuple[str, str]]:
@@ -54,11 +54,11 @@ def doubtful(questions: Iterable[Question]) -> dict[tuple[str, str], set[str]]:
 
     Only exams that say which exam they are (CMB's facets) are looked at; errata that hit nothing are left out.
     """
-    found: dict[tuple[str, str], set[str]] = {}
+    ids: dict[tuple[str, str], set[str]] = {}
     for question in questions:
         for erratum in errata():
             if erratum.hits(question):
-                found.setdefault((erratum.name, erratum.problem), set()).add(question.id)
+                ids.setdefault((erratum.name, erratum.problem), set()).add(question.id)
         if "exam_class" in question.facets and missing_case(question):
-            found.setdefault(MISSING_STEM, set()).add(question.id)
-    return found
+            ids.setdefault(MISSING_STEM, set()).add(question.id)
+    return ids

@@ -35,7 +35,7 @@ def signatures(texts: Sequence[str], seed: int = 0) -> Signatures:
     random = np.random.default_rng(seed)
     factors = random.integers(0, 1 << 32, PERMUTATIONS, dtype=np.uint32) | np.uint32(1)
     offsets = random.integers(0, 1 << 32, PERMUTATIONS, dtype=np.uint32)
-    found = np.empty((len(texts), PERMUTATIONS), dtype=np.uint32)
+    values = np.empty((len(texts), PERMUTATIONS), dtype=np.uint32)
     start, progress = 0, Progress("fingerprint", "questions", len(texts), patience=1)
     while start < len(texts):
         stop, size = start, 0
@@ -47,11 +47,11 @@ def signatures(texts: Sequence[str], seed: int = 0) -> Signatures:
         for number in range(PERMUTATIONS):
             np.multiply(hashes, factors[number], out=buffer)
             np.add(buffer, offsets[number], out=buffer)
-            found[start:stop, number] = np.minimum.reduceat(buffer, starts)
+            values[start:stop, number] = np.minimum.reduceat(buffer, starts)
         progress.move(stop - start)
         start = stop
     progress.close()
-    return found
+    return values
 
 
 def _shingle_hashes(texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
@@ -71,7 +71,7 @@ def _shingle_hashes(texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[n
     return (rolled[inside] >> np.uint64(32)).astype(np.uint32), starts
 
 
-def candidates(found: Signatures, wanted: NDArray[np.bool_], threshold: float) -> NDArray[np.int64]:
+def candidates(minhashes: Signatures, wanted: NDArray[np.bool_], threshold: float) -> NDArray[np.int64]:
     """Return pairs of row numbers, shape (pairs, 2), whose estimated similarity comes near the threshold.
 
     Time and pairs are linear in the texts, whatever they are: of a text with more than `NEIGHBOURS` of them the nearest
@@ -79,28 +79,28 @@ def candidates(found: Signatures, wanted: NDArray[np.bool_], threshold: float) -
     those that share most bands with it.
 
     Args:
-        found: signatures.
+        minhashes: as `signatures` returns them.
         wanted: per text; pairs of which neither is wanted are left out.
         threshold: Jaccard similarity from 0 to 1.
     """
-    count = len(found)
-    keys = [_band_keys(found, band) for band in range(0, PERMUTATIONS, ROWS)]
+    count = len(minhashes)
+    keys = [_band_keys(minhashes, band) for band in range(0, PERMUTATIONS, ROWS)]
     near = _Nearest(count)
     for number in range(len(keys)):
         for a, b in _neighbours([keys[number], *(keys[number - back] for back in (1, 2))]):
             kept = wanted[a] | wanted[b]
             low, high = np.minimum(a, b)[kept], np.maximum(a, b)[kept]
-            equal = _equal_values(found, low, high)
+            equal = _equal_values(minhashes, low, high)
             enough = equal >= (threshold - SLACK) * PERMUTATIONS
             near.add(low[enough] * count + high[enough], equal[enough])
     packed = near.pairs()
     return np.stack([packed // max(count, 1), packed % max(count, 1)], axis=1)
 
 
-def _band_keys(found: Signatures, band: int) -> NDArray[np.uint64]:
-    keys = np.zeros(len(found), dtype=np.uint64)
+def _band_keys(minhashes: Signatures, band: int) -> NDArray[np.uint64]:
+    keys = np.zeros(len(minhashes), dtype=np.uint64)
     for row in range(band, band + ROWS):
-        keys = (keys ^ found[:, row].astype(np.uint64)) * _MIX
+        keys = (keys ^ minhashes[:, row].astype(np.uint64)) * _MIX
         keys ^= keys >> np.uint64(31)
     return keys
 
@@ -161,10 +161,10 @@ class _Nearest:
         return self._packed[0]
 
 
-def _equal_values(found: Signatures, a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray[np.int64]:
+def _equal_values(minhashes: Signatures, a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return how many of the 128 values of each pair of rows are equal."""
     parts = [
-        (found[a[start : start + 4096]] == found[b[start : start + 4096]]).sum(axis=1)
+        (minhashes[a[start : start + 4096]] == minhashes[b[start : start + 4096]]).sum(axis=1)
         for start in range(0, len(a), 4096)
     ]
     return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)

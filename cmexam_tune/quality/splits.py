@@ -1,6 +1,6 @@
 """Questions that belong together: the same case, the same stem, or what the exam itself groups."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from random import Random
 
 from cmexam_tune.core.errors import ConfigError
@@ -27,8 +27,9 @@ class Cases:
 
     def shared(self) -> dict[int, int]:
         """Return place -> number of its group (from 0), for questions that share their case."""
-        several = (places for places in self._places.values() if len({stem for _, stem in places}) > 1)
-        groups = [places for places in several if len({plain(stem) for _, stem in places}) > 1]
+        # The same stem met twice is no case; told by the raw stems first, because `plain` is slow.
+        candidates = (places for places in self._places.values() if len({stem for _, stem in places}) > 1)
+        groups = [places for places in candidates if len({plain(stem) for _, stem in places}) > 1]
         return {place: number for number, places in enumerate(groups) for place, _ in places}
 
 
@@ -98,16 +99,15 @@ def _share_out(
     by_stratum: dict[str, list[Sequence[int]]] = {}
     for group in groups:
         by_stratum.setdefault(strata[group[0]], []).append(group)
-    behind: Callable[[str], float]
     for stratum in sorted(by_stratum):
         members = by_stratum[stratum]
         rng.shuffle(members)
         members.sort(key=len, reverse=True)
-        total, got = sum(map(len, members)), dict.fromkeys(shares, 0)
+        total, assigned = sum(map(len, members)), dict.fromkeys(shares, 0)
         for group in members:
-            behind = lambda name: shares[name] * total - got[name]  # noqa: B023, E731
-            part = max(shares, key=behind)
-            got[part] += len(group)
+            missing = {name: share * total - assigned[name] for name, share in shares.items()}
+            part = max(missing, key=missing.__getitem__)
+            assigned[part] += len(group)
             for place in group:
                 parts[place] = part
     return parts

@@ -36,15 +36,15 @@ def statistics(
     for (h, r, matches), pair in zip(
         matched(hypotheses, references, words), zip(hypotheses, references, strict=True), strict=True
     ):
-        one, two, longest = _rouge(*(reversed(pair) if swapped else pair))
+        unigrams, bigrams, longest = _rouge(*(reversed(pair) if swapped else pair))
         result.append(
             PairStatistics(
                 hypothesis_length=len(h),
                 reference_length=len(r),
                 matches=matches,
                 totals=ngram_totals(h),
-                rouge1=one,
-                rouge2=two,
+                rouge1=unigrams,
+                rouge2=bigrams,
                 rougeL=longest,
             )
         )

@@ -25,21 +25,21 @@ def after_last(text: str, mark: str) -> str:
 
 def between(text: str, start: str, end: str) -> list[str]:
     """Return what stands between each `start` and the next `end`; in one pass, where a lazy expression takes n."""
-    found, at = [], text.find(start)
+    parts, at = [], text.find(start)
     while at >= 0 and (stop := text.find(end, at + len(start))) >= 0:
-        found.append(text[at + len(start) : stop])
+        parts.append(text[at + len(start) : stop])
         at = text.find(start, stop + len(end))
-    return found
+    return parts
 
 
 def outside(text: str, start: str, end: str) -> str:
     """Return the text without each `start` up to the next `end`."""
-    kept, done, at = [], 0, text.find(start)
+    parts, done, at = [], 0, text.find(start)
     while at >= 0 and (stop := text.find(end, at + len(start))) >= 0:
-        kept.append(text[done:at])
+        parts.append(text[done:at])
         done = stop + len(end)
         at = text.find(start, done)
-    return "".join([*kept, text[done:]])
+    return "".join([*parts, text[done:]])
 
 
 def by_position(question: Question) -> dict[str, str]:

@@ -43,9 +43,9 @@ def read(text: str, question: Question) -> Reading:
         if match := phrase.search(text):
             return Reading(match[1], None)
     lines = text.split("\n")
-    for found in (_later(lines), _called(lines, "当选"), _called(lines, "正确")):
-        if found:
-            return Reading(found, None)
+    for answer in (_later(lines), _called(lines, "当选"), _called(lines, "正确")):
+        if answer:
+            return Reading(answer, None)
     if match := _WEAK.search(text):
         return Reading(match[1], None)
     capitals = _LETTER.findall(text)

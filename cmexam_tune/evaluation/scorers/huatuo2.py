@@ -20,14 +20,14 @@ _RUN = re.compile("(?<![A-Za-z])[A-E]+(?![A-Za-z])")
 def stated(text: str) -> str:
     """Return the ascending letters A to E between the first 答案是 or 答案为 and the next 。."""
     cue = _CUE.search(text)
-    kept = ""
+    ascending = ""
     for char in text[cue.end() :].partition("。")[0] if cue else "":
-        if "A" <= char <= "E" and char > kept[-1:]:
-            kept += char
-    return kept
+        if "A" <= char <= "E" and char > ascending[-1:]:
+            ascending += char
+    return ascending
 
 
-def found(text: str, question: Question) -> str:
+def find_letters(text: str, question: Question) -> str:
     """Return the letters that the script finds, "" where it finds none."""
     if answer := stated(text):
         return answer
@@ -41,7 +41,7 @@ def found(text: str, question: Question) -> str:
 
 def read(text: str, question: Question) -> Reading:
     """Read an output as the script does."""
-    answer = found(text, question) or DEFAULT
+    answer = find_letters(text, question) or DEFAULT
     return Reading(answer[:1] if question.answer is not None and len(question.answer) == 1 else answer, None)
 
 

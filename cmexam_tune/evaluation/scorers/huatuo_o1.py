@@ -29,8 +29,8 @@ def readings(text: str, question: Question) -> tuple[str, str, int]:
     lone = re.compile(
         rf"(?:[\u4e00-\u9fff]|is |\W|^)(?![aA] )([{''.join(by_position(question))}])(?:\W|[\u4e00-\u9fff]|$)"
     )
-    if found := _ANSWER_IS.findall(text) or lone.findall(text):
-        return found[-1], found[0], 1
+    if matches := _ANSWER_IS.findall(text) or lone.findall(text):
+        return matches[-1], matches[0], 1
     text = text.lower()
     if texts := {letter: option.lower() for letter, option in options.items() if option.lower() in text}:
         return (

@@ -22,19 +22,19 @@ _LONE = re.compile(r"(?:^|[^A-Za-z])\(?([A-Z])\)?(?:[.):、]|\b)")
 def read(text: str, question: Question) -> Reading:
     """Read an output as the script does."""
     options = {letter: option for letter, option in sorted(question.options.items()) if option and option.strip()}
-    given = {chr(ord("A") + i): letter for i, letter in enumerate(options)}
+    letter_of = {chr(ord("A") + i): letter for i, letter in enumerate(options)}
     without = outside(text, "<think>", "</think>")
     text = without if without.strip() else text
     marked = _MARKED.findall(text)
-    run = re.compile(f"(?<![A-Za-z])[{''.join(given)}]+(?![A-Za-z])")
+    run = re.compile(f"(?<![A-Za-z])[{''.join(letter_of)}]+(?![A-Za-z])")
     for part in (marked[-1] if marked else "", text):
-        if found := "".join(run.findall(part)):
-            return Reading(letters("".join(given[char] for char in found)), None)
-    one = _one(text.strip(), list(options.values()), set(given))
-    return Reading(given.get(one), None)
+        if marks := "".join(run.findall(part)):
+            return Reading(letters("".join(letter_of[mark] for mark in marks)), None)
+    mark = _single(text.strip(), list(options.values()), set(letter_of))
+    return Reading(letter_of.get(mark), None)
 
 
-def _one(text: str, options: list[str], offered: set[str]) -> str:
+def _single(text: str, options: list[str], offered: set[str]) -> str:
     keyword = _KEYWORD.search(text)
     if keyword and keyword[1].upper() in offered:
         return keyword[1].upper()

@@ -42,8 +42,8 @@ def cut(text: str) -> str:
 
 
 def _answers(text: str) -> str:
-    found = between(text, "<answer>", "</answer>")
-    return " ".join(found) if found else text
+    answers = between(text, "<answer>", "</answer>")
+    return " ".join(answers) if answers else text
 
 
 def _boxed(text: str) -> str:

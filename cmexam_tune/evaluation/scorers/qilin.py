@@ -19,7 +19,7 @@ SCRIPT = "Qilin-Med/eval/CMExam/evaluators/baichuan.py:extract_cot_answer"
 def read(text: str, question: Question) -> Reading:
     """Read an output as the script does."""
     text = text.strip()
-    concluded = [found for line in text.split("\n") for found in between(line, "所以答案是", "。")]
+    concluded = [letters for line in text.split("\n") for letters in between(line, "所以答案是", "。")]
     if concluded and concluded[-1] in [*CHOICES]:
         return Reading(concluded[-1], None)
     if capitals := re.search("[A-Z]+", text):

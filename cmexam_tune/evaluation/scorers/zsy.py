@@ -21,13 +21,13 @@ _ALONE = re.compile(rf"\s*{_LIST}\s*[。.!！]?\s*")
 def read(text: str, question: Question) -> Reading:
     """Read an output as the script does."""
     text = text.translate(_WIDE).upper()
-    found: list[str] = []
+    chosen: list[str] = []
     for match in (_CUED.search(text), _ALONE.fullmatch(text)):
-        found = found or [char for char in (match[1] if match else "") if char in question.options]
-    found = found or [char for char in text if char in question.options]
-    if not found or "多项" not in printed_type(question):
-        return Reading(found[0] if found else None, None)
-    return Reading(letters("".join(found)), None)
+        chosen = chosen or [char for char in (match[1] if match else "") if char in question.options]
+    chosen = chosen or [char for char in text if char in question.options]
+    if not chosen or "多项" not in printed_type(question):
+        return Reading(chosen[0] if chosen else None, None)
+    return Reading(letters("".join(chosen)), None)
 
 
 SCORER = Scorer(

@@ -16,9 +16,9 @@ _LINE = re.compile(rf"(?m)^[ \t]*(?:最终答案|答案)[ \t]*[:：][ \t]*({_LET
 
 def letters_alone(text: str, question: Question) -> str | None:
     """Return the letters of a text that holds nothing else, each once and all of them on offer."""
-    found = re.sub(r"[\s,，、/]", "", text).upper()
-    valid = found and len(set(found)) == len(found) and set(found) <= set(question.options)
-    return "".join(sorted(found)) if valid else None
+    answer = re.sub(r"[\s,，、/]", "", text).upper()
+    valid = answer and len(set(answer)) == len(answer) and set(answer) <= set(question.options)
+    return "".join(sorted(answer)) if valid else None
 
 
 def answer_line(text: str, question: Question) -> str | None:

@@ -143,8 +143,8 @@ def check_overrides(overrides: Sequence[str], chosen: Sequence[Entry]) -> None:
     names = [name for entry in (*chosen, *known().values()) for name in _called(entry)]
     for row in [row for row, _ in map(_split, overrides) if row is not None]:
         if row not in names:
-            asked = ", ".join(name for entry in chosen for name in _called(entry))
-            raise UserError(f"{row}: is no row{suggest(row, names)}; this command runs {asked}.")
+            chosen_names = ", ".join(name for entry in chosen for name in _called(entry))
+            raise UserError(f"{row}: is no row{suggest(row, names)}; this command runs {chosen_names}.")
 
 
 def _called(entry: Entry) -> list[str]:

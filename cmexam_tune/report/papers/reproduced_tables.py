@@ -3,7 +3,7 @@
 import html
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from cmexam_tune.core import jsonl
@@ -51,13 +51,12 @@ class Measured:
 
     entry: entries.Entry
     scores: Mapping[str, Score]
-    seeds: int
-    reports: tuple[str, ...]
+    by_seed: tuple[Scores, ...]
+    """What the run of each seed scored that predicts answers."""
+    pages: tuple[str, ...]
     """HTML reports, relative to the folder that was collected."""
     setting: str = "answer"
     """One of `entries.SETTINGS`."""
-    categories: Mapping[str, float] = field(default_factory=dict)
-    """CMB: key of the printed column -> accuracy in percent, mean over seeds."""
 
     @property
     def name(self) -> str:
@@ -70,6 +69,18 @@ class Measured:
         """What the paper prints in this setting, in percent."""
         line = self.entry.printed(self.setting)
         return line.values if line else {}
+
+    def accuracies(self, facet: breakdowns.Definition) -> dict[breakdowns.Name, list[float]]:
+        """Return group -> accuracy in percent of each seed, where the questions hold this facet."""
+        accuracies: dict[breakdowns.Name, list[float]] = {}
+        for scores in self.by_seed:
+            for column, groups in scores.by_facet.items():
+                if breakdowns.define(column).facet != facet.facet:
+                    continue
+                for value, cells in groups.items():
+                    if (accuracy := _percent("accuracy", cells)) is not None:
+                        accuracies.setdefault(facet.recognise(value), []).append(accuracy)
+        return accuracies
 
 
 def collect(out: Path) -> list[Measured]:
@@ -94,38 +105,19 @@ def collect(out: Path) -> list[Measured]:
 
 
 def _measured(entry: entries.Entry, reports: Mapping[str, Sequence[Path]], setting: str, out: Path) -> Measured:
-    used = [setting, EXPLAIN] if setting == "answer" else [setting]
-    answer = [read_report(path).overall for path in reports.get(setting, ())]
-    explain = [read_report(path).overall for path in reports.get(EXPLAIN, ()) if setting == "answer"] or answer
+    paths = list(reports.get(setting, ()))
+    explain_paths = list(reports.get(EXPLAIN, ())) if setting == "answer" else []
+    answer = [read_report(path) for path in paths]
+    # Where nothing was run for explanations alone, one run serves both.
+    explain = [read_report(path) for path in explain_paths] or answer
     scores = {}
     for metric in entries.METRICS:
-        runs = answer if metric in entries.OF_ANSWERS else explain
+        runs = [report.overall for report in (answer if metric in entries.OF_ANSWERS else explain)]
         values = [value for overall in runs if (value := _percent(metric, overall)) is not None]
         if values:
             scores[metric] = _score(metric, values, int(_percent("n", runs[0]) or 0))
-    paths = [path for kind in used for path in reports.get(kind, ())]
-    pages = [page for path in paths if (page := path.with_suffix(".html")).is_file()]
-    return Measured(
-        entry,
-        scores,
-        len(answer),
-        tuple(str(page.relative_to(out)) for page in pages),
-        setting,
-        _categories(reports.get(setting, ())) if entry.exam == "cmb" else {},
-    )
-
-
-def _categories(paths: Sequence[Path]) -> dict[str, float]:
-    """Return the accuracy of each category of CMB, in percent, as a mean over seeds."""
-    facet = breakdowns.define("exam_type")
-    columns = published_tables.table("cmb", "table3").columns
-    accuracies: dict[str, list[float]] = {}
-    for path in paths:
-        for group, scores in read_report(path).by_facet.get("exam_type", {}).items():
-            key = facet.recognise(group).name.lower()
-            if key in columns and (value := _percent("accuracy", scores)) is not None:
-                accuracies.setdefault(key, []).append(value)
-    return {name: mean_std(values)[0] for name, values in accuracies.items()}
+    pages = [page for path in (*paths, *explain_paths) if (page := path.with_suffix(".html")).is_file()]
+    return Measured(entry, scores, tuple(answer), tuple(str(page.relative_to(out)) for page in pages), setting)
 
 
 def read_report(path: Path) -> Scores:
@@ -190,23 +182,17 @@ def table3(measured: Sequence[Measured]) -> Table:
         lines.append((row.name, *(str(row.scores[key]) if key in row.scores else "-" for key in columns)))
         if row.published:
             lines.append(("  published", *(_printed(row, key) for key in columns)))
-    seeds = sorted({row.seeds for row in measured})
+    seeds = sorted({len(row.by_seed) for row in measured})
     note = f"Answer prediction and explanation, percent, {' or '.join(map(str, seeds))} seed(s) a row."
     return Table(("model", *map(short, columns)), tuple(lines), note=note)
 
 
-def by_groups(number: int, measured: Sequence[Measured], out: Path) -> Table:
-    """Return CMExam's table of that number with a column for each of our runs, mean over seeds.
-
-    Args:
-        number: One of `BY_GROUPS`.
-        measured: What `collect` returned for the folder `out`; runs on other exams are left out.
-        out: The folder.
-    """
+def by_groups(number: int, measured: Sequence[Measured]) -> Table:
+    """Return CMExam's table of that number, one of `BY_GROUPS`, with a column for each of our runs, mean over seeds."""
     printed = published_tables.table("cmexam", f"table{number}")
     facet = breakdowns.define(str(printed.facet))
     rows = [row for row in measured if row.entry.exam == "cmexam" and row.setting == "answer"]
-    ours = {row.name: _accuracies(row, facet, out) for row in rows}
+    ours = {row.name: row.accuracies(facet) for row in rows}
     theirs = {facet.recognise(line.name): line.values for line in printed.lines}
     groups = [*theirs, *(name for name in facet.values if name not in theirs)]
     lines = tuple(
@@ -220,21 +206,6 @@ def by_groups(number: int, measured: Sequence[Measured], out: Path) -> Table:
     )
     head = ("", *ours, *(f"{heading} †" for heading in printed.columns.values()))
     return Table(head, lines, printed.title, f"Accuracy in percent; † published. {printed.note}".rstrip(". ") + ".")
-
-
-def _accuracies(row: Measured, facet: breakdowns.Definition, out: Path) -> dict[breakdowns.Name, list[float]]:
-    """Return group -> accuracy of each seed, where the questions hold this facet."""
-    accuracies: dict[breakdowns.Name, list[float]] = {}
-    for page in row.reports:
-        if "-" in (out / page).parents[1].name:  # a run that explains
-            continue
-        for column, groups in read_report((out / page).with_name(REPORT.name)).by_facet.items():
-            if breakdowns.define(column).facet != facet.facet:
-                continue
-            for value, scores in groups.items():
-                if isinstance(accuracy := scores.get("accuracy"), float):
-                    accuracies.setdefault(facet.recognise(value), []).append(accuracy)
-    return accuracies
 
 
 def _mean_and_deviation(values: Sequence[float]) -> str:
@@ -257,7 +228,7 @@ def cmb(measured: Sequence[Measured]) -> Table:
     for (_, style), pair in by_line.items():
         entry = next(iter(pair.values())).entry
         zero_and_few = [pair.get(False), pair.get(True)]
-        ours = [{**row.categories, "accuracy_macro": _macro(row)} if row else {} for row in zero_and_few]
+        ours = [_by_category(row) if row else {} for row in zero_and_few]
         shown = (*columns, "accuracy_macro")
         words = "answer-only" if style == "answer" else "CoT"
         lines.append(
@@ -273,8 +244,11 @@ def cmb(measured: Sequence[Measured]) -> Table:
     return Table(("model", "setting", *columns.values(), "Average"), tuple(lines), "CMB-Exam", note)
 
 
-def _macro(row: Measured) -> float | None:
-    return row.scores["accuracy_macro"].mean if "accuracy_macro" in row.scores else None
+def _by_category(row: Measured) -> dict[str, float | None]:
+    """Return key of the printed column -> accuracy in percent, mean over seeds."""
+    accuracies = row.accuracies(breakdowns.define("exam_type"))
+    means: dict[str, float | None] = {name.name.lower(): mean_std(values)[0] for name, values in accuracies.items()}
+    return means | {"accuracy_macro": row.scores["accuracy_macro"].mean if "accuracy_macro" in row.scores else None}
 
 
 def _both(zero: float | None, three: float | None) -> str:

@@ -35,6 +35,7 @@ from cmexam_tune.config import Config
 from cmexam_tune.core import jsonl
 from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.exams import cmexam
+from cmexam_tune.models.completion import to_prediction
 from cmexam_tune.models.families import Loaded
 from cmexam_tune.models.families.llama import Llama
 from cmexam_tune.models.generation import prefill
@@ -95,7 +96,7 @@ def original(loaded: Loaded, questions: Sequence[Question], setup: Config) -> It
     """One question at a time, padded or cut to 256 tokens, up to 256 new tokens."""
     tokenizer: Any = loaded.tokenizer
     tokenizer.padding_side = "left"
-    for item in llama.decoder(loaded, setup).ask(prompts.plainly(questions, setup)):
+    for item in llama.engine(loaded, setup).ask(prompts.plainly(questions, setup)):
         inputs = tokenizer.pad({"input_ids": [item.ids[:WIDTH]]}, padding="max_length", max_length=WIDTH)
         tensors = {
             name: torch.tensor(inputs[name], device=loaded.model.device) for name in ("input_ids", "attention_mask")
@@ -157,13 +158,13 @@ def with_examples(
         setup = replace(setup, prompt=replace(setup.prompt, style="answer_explain", shots=3, max_source_length=2048))
         asking = Asking(setup.prompt, some, pool)
         asked = [asking.asked(question) for question in some]
-        decoder = llama.decoder(loaded, setup)
+        decoder = llama.engine(loaded, setup)
         tokens = [len(item.ids) for item in decoder.ask(asked)]
         found = {}
         for name, shortest in (("whole", 10**9), ("shared", prefill.SHORTEST)):
             kept, prefill.SHORTEST = prefill.SHORTEST, shortest
-            timed(decoder.answer(asked[: arguments.batch_size]), arguments.device)
-            found[name] = timed(decoder.answer(asked), arguments.device)
+            timed(map(to_prediction, decoder.answer(asked[: arguments.batch_size])), arguments.device)
+            found[name] = timed(map(to_prediction, decoder.answer(asked)), arguments.device)
             prefill.SHORTEST = kept
         whole, shared = found["whole"], found["shared"]
         results[mode] = {

@@ -53,13 +53,11 @@ def annotate(
     written.check(out, report)
     _open_review(review, overwrite)  # before anybody is asked
     asked = list(jsonl.read(questions, Question))
-    from cmexam_tune.inference import annotating
-
     texts = {}
     for name, model in zip(names, models, strict=True):
         source = loading.open_source(model, overrides)
         cli.note(f"{name}: {len(asked)} questions, {len(FACETS)} annotations each")
-        texts[name] = annotating.outputs(source, asked, questions, Path(f"{out}.{name}.outputs.jsonl"))
+        texts[name] = annotations.outputs(source, asked, questions, Path(f"{out}.{name}.outputs.jsonl"))
     proposed = annotations.proposals(asked, texts)
     summary = annotations.report(proposed)
     sheet = _open_review(review, overwrite)  # as it is now: somebody may have gone on with it

@@ -1,5 +1,6 @@
 """`cmexam-tune judge`: score answers to CMB-Clin's cases by models or people, and say how far the judges agree."""
 
+import functools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -135,7 +136,7 @@ def _names(paths: Sequence[str | Path], what: str) -> dict[str, str | Path]:
 
 
 def _judge(work: _Work, name: str, source: loading.Source, variants: Sequence[Variant]) -> None:
-    writer: Any = None
+    open_judge = functools.cache(lambda: loading.open_writer(source, "judge"))
     for model in work.answers:
         for variant in variants:
             task = work.task(model, variant)
@@ -145,8 +146,7 @@ def _judge(work: _Work, name: str, source: loading.Source, variants: Sequence[Va
             with ResumableFile(path, meta, remedy="Move it away, or choose another --out.") as file:
                 if not file.known.issuperset(task.keys):
                     cli.note(f"{name} judges {model}" + (f" ({variant})" if variant != "plain" else ""))
-                    writer = writer or judging.open_judge(source)
-                    judging.judge_missing(file, writer, task)
+                    judging.judge_missing(file, task, open_judge, source.config.generation.batch_size)
 
 
 def _fingerprint(task: judging.Task) -> str:

@@ -17,9 +17,9 @@ from cmexam_tune.core.errors import ConfigError, UserError
 from cmexam_tune.core.schema import Question
 from cmexam_tune.evaluation.answer_parsing import letter_sets, parse
 from cmexam_tune.models import adapters, causal, families
+from cmexam_tune.models.completion import to_prediction
 from cmexam_tune.models.families import Loaded
 from cmexam_tune.models.families.llama import Llama
-from cmexam_tune.models.generation import decoder as decode
 from cmexam_tune.models.generation import stopping
 
 llama = Llama()
@@ -77,7 +77,7 @@ def test_likelihood_is_the_sum_of_token_log_probabilities(model: tuple[Loaded, C
     loaded, config = model
     config = replace(set_generation(config, answer_sets=sets, batch_size=3), prompt=replace(config.prompt, style=style))
     some = questions(4) if sets == "single" else questions(2)
-    decoder = llama.decoder(loaded, config)
+    decoder = llama.engine(loaded, config)
     for item, scores in decoder.likelihoods(prompts.plainly(some, config)):
         answers = decoder.legal_answers(item.question)
         assert set(scores) == set(answers) == set(letter_sets(item.question, config.generation.answer_sets))
@@ -124,7 +124,7 @@ def test_constrained_takes_the_best_legal_token_at_each_step(model: tuple[Loaded
     loaded, config = model
     config = set_generation(config, mode="constrained", answer_sets="multiple")
     for q in questions(3):
-        decoder = llama.decoder(loaded, config)
+        decoder = llama.engine(loaded, config)
         (item,) = decoder.ask(prompts.plainly([q], config))
         legal = list(decoder.legal_answers(q).values())
         start = len(item.ids)
@@ -148,7 +148,7 @@ def test_constrained_takes_the_best_legal_token_at_each_step(model: tuple[Loaded
 def test_generate_is_greedy_and_equals_a_loop_without_cache(model: tuple[Loaded, Config]) -> None:
     loaded, config = model
     for q in questions(3):
-        (item,) = llama.decoder(loaded, config).ask(prompts.plainly([q], config))
+        (item,) = llama.engine(loaded, config).ask(prompts.plainly([q], config))
         ids = list(item.ids)
         for _ in range(8):
             with torch.no_grad():
@@ -182,7 +182,7 @@ def test_a_letter_that_starts_others_is_ended() -> None:
     """Without an end A would always win over AC."""
     config = set_generation(make_config(), answer_sets="multiple")
     loaded = llama.load(config.model)
-    legal = llama.decoder(loaded, config).legal_answers(question(1))
+    legal = llama.engine(loaded, config).legal_answers(question(1))
     for one, other in itertools.permutations(legal.values(), 2):
         assert other[: len(one)] != one
     assert all(row[-1] == loaded.tokenizer.eos_token_id for row in legal.values())
@@ -195,7 +195,7 @@ def test_prior_normalisation_takes_off_what_a_blank_question_gives(model: tuple[
     blank = replace(q, stem="…", options=dict.fromkeys(q.options, "…"))
 
     def scores(which: Question) -> dict[str, float]:
-        ((_, found),) = llama.decoder(loaded, config).likelihoods(prompts.plainly([which], config))
+        ((_, found),) = llama.engine(loaded, config).likelihoods(prompts.plainly([which], config))
         return found
 
     mine, prior = scores(q), scores(blank)
@@ -232,14 +232,14 @@ def test_stop_strings_of_the_template_end_the_text(monkeypatch: pytest.MonkeyPat
 def test_a_limit_leaves_no_half_character(monkeypatch: pytest.MonkeyPatch, ended: bool) -> None:
     config = make_config()
     loaded = llama.load(config.model)
-    decoder = llama.decoder(loaded, config)
+    decoder = llama.engine(loaded, config)
     part = next(token for token in range(len(loaded.tokenizer)) if loaded.tokenizer.decode([token]) == "\ufffd")
     half = [*loaded.tokenizer("答案", add_special_tokens=False)["input_ids"], part]
     new = [*half, loaded.tokenizer.eos_token_id] if ended else half
     monkeypatch.setattr(decoder, "_generate", lambda *_, **__: [new])
-    (written,) = decoder.write(prompts.plainly(questions(1), config))
+    (written,) = decoder.generate(prompts.plainly(questions(1), config))
     text = loaded.tokenizer.decode(half)
-    assert (written.finish, written.tokens) == ("stop" if ended else "length", len(new))
+    assert (written.finish, written.completion_tokens) == ("stop" if ended else "length", len(new))
     # What the model itself ended with is its own.
     assert written.text == (text if ended else text.rstrip("\ufffd"))
 
@@ -277,7 +277,7 @@ def test_chatglm_answers_in_all_three_ways(family: str, method: str) -> None:
         ]
         assert found[0] == found[1] == found[2], mode
         assert mode == "generate" or all(p.answer for p in found[0].values())
-    decoder = chatglm.decoder(loaded, config)
+    decoder = chatglm.engine(loaded, config)
     lead = decoder.codec.lead
     for item, scores in decoder.likelihoods(prompts.plainly(asked[:3], config)):
         for letters, ids in decoder.legal_answers(item.question).items():
@@ -297,22 +297,22 @@ def test_nothing_behind_the_end_is_read(family: str) -> None:
     config = make_config(name, model__model_name_or_path=checkpoint(family), prompt__max_target_length=12)
     module, asked = families.named(name), prompts.plainly(questions(8), config)
     loaded = module.load(config.model)
-    decoder = module.decoder(loaded, config)
+    decoder = module.engine(loaded, config)
     rows = {item.question.id: item.ids + decoder.codec.lead for item in decoder.ask(asked)}
     free = {key: decoder._generate([row], stopping.settings(decoder.model, decoder.tokenizer, config))[0]
             for key, row in rows.items()}  # fmt: skip
     end = next(iter(free.values()))[2]
     config = set_generation(config, arguments={"eos_token_id": end}, batch_size=8)
     finishes = set()
-    for written in module.decoder(loaded, config).write(asked):
-        ids = free[written.asked.question.id]
+    for written in module.engine(loaded, config).generate(asked):
+        ids = free[written.request.question.id]
         stops = end in ids
         ids = ids[: ids.index(end) if stops else None]
         text = loaded.tokenizer.decode(ids, skip_special_tokens=True)
         assert written.text == (text if stops else text.rstrip("\ufffd"))
-        assert (written.tokens, written.finish) == (len(ids) + stops, "stop" if stops else "length")
-        finishes.add((written.finish, decode.read(written).finish))
-    assert ("stop", None) in finishes and finishes <= {("stop", None), ("length", "length")}
+        assert (written.completion_tokens, written.finish) == (len(ids) + stops, "stop" if stops else "length")
+        finishes.add((written.finish, to_prediction(written).finish))
+    assert ("stop", "stop") in finishes and finishes <= {("stop", "stop"), ("length", "length")}
 
 
 def test_only_the_recipe_decides_how_is_decoded(model: tuple[Loaded, Config]) -> None:
@@ -344,7 +344,7 @@ def test_an_explanation_has_the_room_that_it_had_in_training(style: str, room: i
 def test_beam_search_with_a_prefix() -> None:
     """Witness: transformers' own cache, where every forward pass puts the prefix in front again."""
     loaded, config = tuned("ptuning")
-    decoder = llama.decoder(loaded, set_generation(config, arguments={"num_beams": 3}))
+    decoder = llama.engine(loaded, set_generation(config, arguments={"num_beams": 3}))
     rows = [item.ids for item in decoder.ask(prompts.plainly(questions(3), config))]
     settings = stopping.settings(decoder.model, decoder.tokenizer, decoder.config)
     mine = decoder._generate(rows, settings)
@@ -385,7 +385,7 @@ def thinker(**changes: Any) -> Any:
     config = make_config(prompt__max_target_length=200, generation={"max_new_tokens": 12}, **changes)
     loaded = llama.load(config.model)
     loaded.tokenizer.chat_template = CHAT
-    return llama.decoder(loaded, config)
+    return llama.engine(loaded, config)
 
 
 def test_thinking_is_kept_and_never_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -400,15 +400,15 @@ def test_thinking_is_kept_and_never_read(monkeypatch: pytest.MonkeyPatch) -> Non
     scripted(decoder, texts, monkeypatch)
     asked = prompts.plainly(questions(3), decoder.config)
     assert all(decoder.tokenizer.decode(item.ids).endswith("<think>\n") for item in decoder.ask(asked))
-    found = {p.question_id: p for p in decoder.answer(asked)}
+    found = {p.question_id: p for p in map(to_prediction, decoder.answer(asked))}
     assert found["q:0"].text == "<think>" + texts["疾病0"] and found["q:0"].answer == "AC"
-    assert found["q:0"].finish is None
+    assert found["q:0"].finish == "stop"
     assert found["q:1"].finish == found["q:2"].finish == "length"
     assert "</think>" not in found["q:1"].text and found["q:1"].answer is None
     assert found["q:2"].answer == "C" and found["q:2"].text.startswith("<think>好</think>答案: C")
-    written = {w.asked.question.id: w for w in decoder.write(asked)}
+    written = {w.request.question.id: w for w in decoder.generate(asked)}
     closed = len(decoder.tokenizer("好</think>", add_special_tokens=False)["input_ids"])
-    assert written["q:1"].tokens == 30 and written["q:2"].tokens == closed + 12
+    assert written["q:1"].completion_tokens == 30 and written["q:2"].completion_tokens == closed + 12
 
 
 def test_arguments_of_the_chat_template() -> None:
@@ -419,20 +419,21 @@ def test_arguments_of_the_chat_template() -> None:
     assert plain.tokenizer.decode(item.ids).endswith("<assistant>")
     config = make_config(model__chat_template_kwargs={"enable_thinking": False})
     with pytest.raises(ConfigError, match=r"chat_template_kwargs.*no chat template"):
-        llama.decoder(llama.load(config.model), config)
+        llama.engine(llama.load(config.model), config)
     broken = thinker()
     broken.tokenizer.chat_template = "{{ raise_exception('no system here') }}"
     with pytest.raises(UserError, match="no system here"):
-        llama.decoder(Loaded(broken.model, broken.tokenizer), broken.config)
+        llama.engine(Loaded(broken.model, broken.tokenizer), broken.config)
     broken.tokenizer.chat_template = "{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% endfor %}"
     with pytest.raises(UserError, match="goes on without end"):
-        llama.decoder(Loaded(broken.model, broken.tokenizer), broken.config)
+        llama.engine(Loaded(broken.model, broken.tokenizer), broken.config)
 
 
 def test_what_was_in_force_can_be_written_down(model: tuple[Loaded, Config]) -> None:
     loaded, config = model
-    found = json.loads(json.dumps(llama.decoder(loaded, config).in_force()))
+    found = json.loads(json.dumps(llama.engine(loaded, config).effective_generation_config()))
     assert found["max_new_tokens"] == 8 and found["eos_token_id"] == [loaded.tokenizer.eos_token_id]
     assert found["dtype"] == "float32" and found["do_sample"] is False
     assert found["lora_merged"] == (config.tuning.method != "lora")
-    assert "max_new_tokens" not in llama.decoder(loaded, set_generation(config, mode="likelihood")).in_force()
+    likelihood = llama.engine(loaded, set_generation(config, mode="likelihood"))
+    assert "max_new_tokens" not in likelihood.effective_generation_config()

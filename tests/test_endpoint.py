@@ -26,6 +26,7 @@ from cmexam_tune.core import cli, jsonl
 from cmexam_tune.core.errors import ConfigError, TrainingStopped, UserError
 from cmexam_tune.core.schema import Case, Prediction, Question, Turn
 from cmexam_tune.models import families
+from cmexam_tune.models.completion import to_prediction
 from cmexam_tune.models.families.endpoint import Remote
 from cmexam_tune.models.families.endpoint.client import Client
 from cmexam_tune.predict import main as predict_main
@@ -51,8 +52,12 @@ def asked(items: list[Question], *turns: Turn) -> list[Asked]:
     return [Asked(item, lambda shown: shown.stem, rounds(turns)) for item in items]
 
 
+def ordered(remote: Remote, requests: list[Asked]) -> list[Prediction]:
+    return sorted(map(to_prediction, remote.answer(requests)), key=lambda p: int(p.question_id))
+
+
 def answers(url: str, count: int, *changes: str) -> list[Prediction]:
-    return sorted(Remote(config(url, *changes)).answer(asked(questions(count))), key=lambda p: int(p.question_id))
+    return ordered(Remote(config(url, *changes)), asked(questions(count)))
 
 
 def of(number: int, fault: Fault, times: int = 99) -> Script:
@@ -214,7 +219,7 @@ def test_a_server_that_goes_down_ends_the_run_and_what_came_stays() -> None:
     with serving(lambda body, count: "B" if count < 40 else Fault(500)) as server:
         remote = Remote(config(server.url, "generation.max_retries=0", "generation.concurrency=4"))
         with pytest.raises(TrainingStopped, match="last 8 requests failed, the last one with: 500"):
-            for prediction in remote.answer(asked(questions(500))):
+            for prediction in map(to_prediction, remote.answer(asked(questions(500)))):
                 got.append(prediction)
     assert len([p for p in got if p.answer]) == 40 and len(server.bodies) < 80
 
@@ -263,7 +268,7 @@ def test_a_family_that_only_answers_needs_nothing_else() -> None:
         def open(self, model: ModelConfig, questions: Any, device: str) -> families.Loaded:
             return families.Loaded.nothing()
 
-        def decoder(self, loaded: families.Loaded, config: Config) -> Any:
+        def engine(self, loaded: families.Loaded, config: Config) -> Any:
             return self
 
     model = dataclasses.replace(config("http://h/v1").model, family="parrot")
@@ -307,8 +312,8 @@ def test_constrained_in_the_servers_dialect(dialect: str) -> None:
     several = [dataclasses.replace(item, kind="multiple") for item in questions(3)]
     with serving(script) as server:
         remote = Remote(config(server.url, "generation.mode=constrained"))
-        found = list(remote.answer(asked(questions(4))))
-        both = list(remote.answer(asked(several)))
+        found = list(map(to_prediction, remote.answer(asked(questions(4)))))
+        both = list(map(to_prediction, remote.answer(asked(several))))
     assert {(p.text, p.answer) for p in found} == {("答案是B", "B")} and len(found) == 4
     assert {p.answer for p in both} == {"AC"}
 
@@ -383,7 +388,7 @@ def test_letters_are_what_follows_the_forced_words(mode: str, template: str, wri
     words = [f"generation.mode={mode}", f"prompt.template={template}", f"prompt.write='{write}'"]
     with serving(vllm(opinionated)) as server:
         remote = Remote(config(server.url, *words))
-        found = sorted(remote.answer(asked(questions(4))), key=lambda p: p.question_id)
+        found = ordered(remote, asked(questions(4)))
     assert "".join(str(p.answer) for p in found) == LOCAL
     assert [p.text for p in found] == [write.partition("{")[0] + letter for letter in LOCAL]
     assert remote.usage.mode is None
@@ -411,7 +416,7 @@ def test_who_takes_forced_words(how: str) -> None:
 
     with serving(script) as server:
         remote = Remote(config(server.url, "generation.mode=likelihood"))
-        found = sorted(remote.answer(asked(questions(4))), key=lambda p: p.question_id)
+        found = ordered(remote, asked(questions(4)))
     forced = how.startswith("template")
     assert "".join(str(p.answer) for p in found) == (LOCAL if forced else "AAAA")
     assert remote.usage.mode == (None if forced else "first-letter")

@@ -200,7 +200,7 @@ def after_prompts(loaded: Loaded, config: Config, questions: Sequence[Question],
                 rows = family.encode(loaded, some, config.prompt, config.model).rows
                 found.append(family.scores(loaded.model, family.collate(loaded, [[row] for row in rows])))
                 continue
-            decoder = family.decoder(loaded, config)
+            decoder = family.engine(loaded, config)
             ids = [item.ids + decoder.codec.lead for item in decoder.ask(prompts.plainly(some, config))]
             found.append(Reader(decoder.model, ids, decoder.pad).prefill(1)[:, 0])
     return torch.cat(found)

@@ -282,16 +282,18 @@ def test_stop_stops(run: Path, beams: int) -> None:
         return [one.future.result() for one in waiting]
 
     (whole,) = write(RowOptions())
-    assert whole.tokens == 60
+    assert whole.completion_tokens == 60
     stop = whole.text[20:22]
     place = whole.text.index(stop)
     (alone,) = write(RowOptions(stop=(stop, "never")))
     assert stop not in alone.text
     if beams == 1:  # of beams another one may win
-        assert alone.finish == "stop" and alone.text == whole.text[:place] and len(steps) == alone.tokens < 60
+        assert (
+            alone.finish == "stop" and alone.text == whole.text[:place] and len(steps) == alone.completion_tokens < 60
+        )
     stopped, other = write(RowOptions(stop=(stop,)), RowOptions())
-    assert (stopped.text, stopped.tokens) == (alone.text, alone.tokens)
-    assert (other.text, other.tokens) == (whole.text, 60)
+    assert (stopped.text, stopped.completion_tokens) == (alone.text, alone.completion_tokens)
+    assert (other.text, other.completion_tokens) == (whole.text, 60)
 
 
 def test_completion_is_what_chat_says(client: openai.OpenAI, run: Path) -> None:
@@ -596,7 +598,7 @@ def test_a_watch_is_not_told_what_the_templates_stop_strings_cut_off(run: Path) 
     written = Stopping(loaded, 1).submit(conversation.asked(user("x")), config, options).future.result()
     assert written.text == whole[: whole.index(stop)] and written.finish == "stop"
     assert len(set(texts)) > 3 and all(written.text.startswith(text) for text in texts)
-    assert written.logs and all(token.start < len(written.text) for token in written.logs)
+    assert written.logprobs and all(token.start < len(written.text) for token in written.logprobs)
 
 
 def test_work_stops_when_nobody_waits(run: Path) -> None:
@@ -607,7 +609,7 @@ def test_work_stops_when_nobody_waits(run: Path) -> None:
     while not batcher.batches:
         time.sleep(0.01)
     waiting.abandon()
-    assert waiting.future.result(timeout=60).tokens < 1500
+    assert waiting.future.result(timeout=60).completion_tokens < 1500
 
 
 @pytest.mark.parametrize("port", [-1, 65_536, 99_999])

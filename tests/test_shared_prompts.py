@@ -11,6 +11,7 @@ from cmexam_tune import prompts
 from cmexam_tune.config import Config
 from cmexam_tune.core.schema import Question, Turn
 from cmexam_tune.models import adapters, families
+from cmexam_tune.models.completion import to_prediction
 from cmexam_tune.models.families import Loaded
 from cmexam_tune.models.generation import prefill
 from cmexam_tune.prompts import Asked, plainly
@@ -61,7 +62,7 @@ def test_reuse_changes_nothing(family: str, method: str, mode: str, monkeypatch:
     for shortest in (prefill.SHORTEST, 10**6):
         monkeypatch.setattr(prefill, "SHORTEST", shortest)
         before = sum(read)
-        answers = {p.question_id: p for p in module.decoder(loaded, config).answer(asked)}
+        answers = {c.request.question.id: to_prediction(c) for c in module.engine(loaded, config).answer(asked)}
         found.append((answers, sum(read) - before))
     assert found[0][0] == found[1][0] and len(found[0][0]) == 12
     if family == "chatglm":
@@ -77,8 +78,8 @@ def test_scores_and_beams(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[Any] = []
     for shortest in (prefill.SHORTEST, 10**6):
         monkeypatch.setattr(prefill, "SHORTEST", shortest)
-        scores = {item.question.id: each for item, each in module.decoder(loaded, config).likelihoods(asked)}
-        texts = {p.question_id: p.text for p in module.decoder(loaded, beams).answer(asked)}
+        scores = {item.question.id: each for item, each in module.engine(loaded, config).likelihoods(asked)}
+        texts = {c.request.question.id: c.text for c in module.engine(loaded, beams).answer(asked)}
         found.append((scores, texts))
     assert found[0][1] == found[1][1]
     for key, each in found[0][0].items():

@@ -3,16 +3,15 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from cmexam_tune.config import Config
 from cmexam_tune.core import cli, jsonl
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.core.schema import Case, Prediction
-from cmexam_tune.inference import answering, loading, usage
+from cmexam_tune.inference import answering, loading
 from cmexam_tune.inference.provenance import provenance
 from cmexam_tune.inference.records import ResumableFile
-from cmexam_tune.models import families
+from cmexam_tune.models.completion import Completion, TextEngine, to_prediction
 from cmexam_tune.prompts import chat_template, dialogue
 
 
@@ -23,17 +22,25 @@ def predict(source: loading.Source, questions: str | Path, out: str | Path, over
         ConfigError: a model that chooses among options, a mode that chooses letters, or a wrapper for one turn only.
         UserError: a file that cannot be used, or `out` holds predictions of something else.
     """
-    every = list(jsonl.read(questions, Case))[:limit]
+    cases = list(jsonl.read(questions, Case))[:limit]
     config = _config(source.config)
-    keys = list(dialogue.keys(every))
     with ResumableFile(out, provenance(source.config, questions, source.run), overwrite) as file:
-        # The turns of one case may wait for one another, so a process answers whole cases.
-        cases = file.processes.share(every, 1, lambda case: len(case.turns))
-        answers: Iterator[Prediction] = iter(())
-        if not file.known.issuperset(dialogue.keys(cases)):
-            writer = families.writer(config.model.family, "answer cases").decoder(loading.load(source), config)
-            answers = usage.counted(file, writer, _answers(file, writer, config, cases))
-        answering.write(file, answers, keys)
+
+        def predictions(writer: TextEngine, unfinished: Sequence[Case]) -> Iterator[Prediction]:
+            answer = _after_reference if config.prompt.history == "reference" else _after_own
+            for completion in answer(file, writer, unfinished, _form(config.prompt.template)):
+                yield to_prediction(completion, parse=False)
+
+        answering.run_missing(
+            file,
+            list(dialogue.keys(cases)),
+            [case for case in cases if not file.known.issuperset(dialogue.keys([case]))],
+            predictions,
+            open_engine=lambda: loading.open_writer(replace(source, config=config), "answer cases"),
+            # The turns of one case may wait for one another, so a process answers whole cases.
+            batch_size=1,
+            cost=lambda case: len(case.turns),
+        )
         if file.processes.first:
             cli.note(answering.summary(file.result))
     return Path(out)
@@ -45,7 +52,6 @@ def _config(config: Config) -> Config:
     Raises:
         ConfigError: see `predict`.
     """
-    families.writer(config.model.family, "answer cases")
     if config.generation.mode != "generate":
         raise ConfigError(f"generation.mode={config.generation.mode}: cases are answered in words. Use generate.")
     return replace(
@@ -53,33 +59,38 @@ def _config(config: Config) -> Config:
     )
 
 
-def _answers(file: ResumableFile, writer: Any, config: Config, cases: Sequence[Case]) -> Iterator[Prediction]:
-    """Answer all turns at once, or with the model's own answers in the history one turn of all cases after another."""
-    name = config.prompt.template
-    form = chat_template.CASE if name == "auto" else chat_template.template(name).case
-    if config.prompt.history == "reference":
-        every = [(case, number) for case in cases for number, _ in enumerate(case.turns, 1)]
-        missing = [(case, number) for case, number in every if dialogue.key(case, number) not in file.known]
-        yield from _written(writer, [dialogue.asked(case, number, None, form) for case, number in missing])
-        return
-    own = file.texts()
+def _form(template: str) -> tuple[str, str]:
+    """Return the words of a case's first and of its later turns."""
+    return chat_template.CASE if template == "auto" else chat_template.template(template).case
+
+
+def _after_reference(
+    file: ResumableFile, writer: TextEngine, cases: Sequence[Case], form: tuple[str, str]
+) -> Iterator[Completion]:
+    """Answer all missing turns at once, each after the reference answers to the earlier ones, as CMB does."""
+    turns = [(case, number) for case in cases for number, _ in enumerate(case.turns, 1)]
+    missing = [(case, number) for case, number in turns if dialogue.key(case, number) not in file.known]
+    return map(_stripped, writer.generate([dialogue.asked(case, number, None, form) for case, number in missing]))
+
+
+def _after_own(
+    file: ResumableFile, writer: TextEngine, cases: Sequence[Case], form: tuple[str, str]
+) -> Iterator[Completion]:
+    """Answer one turn of all cases after another, each after the model's own answers to the earlier ones."""
+    texts = file.texts()
     for number in range(1, max(len(case.turns) for case in cases) + 1):
-        asked = []
+        requests = []
         for case in cases:
-            answered = [own.get(dialogue.key(case, earlier)) for earlier in range(1, number)]
-            there = [text for text in answered if text is not None]
+            earlier = [texts.get(dialogue.key(case, turn)) for turn in range(1, number)]
+            answered = [text for text in earlier if text is not None]
             # After a turn whose request failed a case waits for the next start.
-            if number <= len(case.turns) and dialogue.key(case, number) not in own and len(there) == len(answered):
-                asked.append(dialogue.asked(case, number, there, form))
-        for prediction in _written(writer, asked):
-            if prediction.finish != "error":
-                own[prediction.question_id] = prediction.text
-            yield prediction
+            if number <= len(case.turns) and dialogue.key(case, number) not in texts and answered == earlier:
+                requests.append(dialogue.asked(case, number, answered, form))
+        for completion in map(_stripped, writer.generate(requests)):
+            if completion.finish != "error":
+                texts[completion.request.question.id] = completion.text
+            yield completion
 
 
-def _written(writer: Any, asked: Sequence[Any]) -> Iterator[Prediction]:
-    if not asked:
-        return
-    for written in writer.write(asked):
-        reason = getattr(written, "reason", None)
-        yield Prediction(written.asked.question.id, written.text.strip(), finish=written.finish, reason=reason)
+def _stripped(completion: Completion) -> Completion:
+    return replace(completion, text=completion.text.strip())

@@ -1,16 +1,16 @@
 """A model as judge: every answer gets its scores, once asked and at most once asked again."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from cmexam_tune.cmb_clin.judgements import Judgement
 from cmexam_tune.cmb_clin.rubric import Rubric, Variant
 from cmexam_tune.core.schema import Case, Prediction
-from cmexam_tune.inference import answering, loading, usage
+from cmexam_tune.inference.answering import prompt_cost, run_missing
 from cmexam_tune.inference.records import ResumableFile
-from cmexam_tune.models import families
-from cmexam_tune.prompts import dialogue
+from cmexam_tune.models.completion import Completion, TextEngine
+from cmexam_tune.prompts import Asked, dialogue
 
 
 @dataclass(frozen=True)
@@ -32,44 +32,44 @@ class Task:
         ]
 
 
-def open_judge(source: loading.Source) -> Any:
-    """Return a judge's writer.
-
-    Raises:
-        ConfigError: a model that chooses among options.
-    """
-    config = source.config
-    return families.writer(config.model.family, "judge").decoder(loading.load(source), config)
-
-
-def judge_missing(file: ResumableFile, judge: Any, task: Task) -> None:
+def judge_missing(file: ResumableFile, task: Task, open_judge: Callable[[], TextEngine], batch_size: int) -> None:
     """Judge the answers that the open file lacks, and put it in the order of the cases."""
-    judgements = usage.counted(file, judge, _judgements(judge, task, file.known))
-    answering.write(file, judgements, task.keys, "judge")
+    run_missing(
+        file,
+        task.keys,
+        _requests(task, file.known),
+        functools.partial(_judgements, task),
+        open_engine=open_judge,
+        batch_size=batch_size,
+        cost=prompt_cost,
+        name="judge",
+    )
 
 
-def _judgements(judge: Any, task: Task, known: frozenset[str]) -> Iterator[Judgement]:
-    """Yield what can be read as it comes; what cannot is asked once more at the end."""
-    asked, again = [], []
+def _requests(task: Task, known: frozenset[str]) -> list[Asked]:
+    wanted = set(task.keys) - known
+    requests = []
     for case in task.cases:
         for number, _ in enumerate(case.turns, 1):
-            key = dialogue.key(case, number)
-            if key in known or key not in task.answers:
-                continue
-            answer = task.answers[key]
-            text = answer.text.rpartition("</think>")[2].strip()
-            if answer.finish != "error" and answer.text.strip():
-                asked.append(task.rubric.asked(case, number, text, task.variant))
-    for written in judge.write(asked) if asked else ():
-        scores = task.rubric.parse(written.text)
-        if scores is None and written.finish != "error":
-            again.append(task.rubric.asked_again(written.asked, written.text, task.variant))
-            continue
-        yield _judgement(written, scores, 1)
-    for written in judge.write(again) if again else ():
-        yield _judgement(written, task.rubric.parse(written.text), 2)
+            if (key := dialogue.key(case, number)) in wanted:
+                text = task.answers[key].text.rpartition("</think>")[2].strip()
+                requests.append(task.rubric.asked(case, number, text, task.variant))
+    return requests
 
 
-def _judgement(written: Any, scores: Mapping[str, int] | None, times: int) -> Judgement:
-    reason = getattr(written, "reason", None)
-    return Judgement(written.asked.question.id, written.text, scores, times, written.finish, reason)
+def _judgements(task: Task, judge: TextEngine, requests: Sequence[Asked]) -> Iterator[Judgement]:
+    """Yield what can be read as it comes; what cannot is asked once more at the end."""
+    again = []
+    for completion in judge.generate(requests):
+        scores = task.rubric.parse(completion.text)
+        if scores is None and completion.finish != "error":
+            again.append(task.rubric.asked_again(completion.request, completion.text, task.variant))
+        else:
+            yield _judgement(completion, scores, 1)
+    for completion in judge.generate(again):
+        yield _judgement(completion, task.rubric.parse(completion.text), 2)
+
+
+def _judgement(completion: Completion, scores: Mapping[str, int] | None, times: int) -> Judgement:
+    key = completion.request.question.id
+    return Judgement(key, completion.text, scores, times, completion.finish, completion.reason)

@@ -1,6 +1,6 @@
 """Predictions: a model answers what is not answered yet, and a file on disk keeps every answer.
 
 In: a run folder or a recipe, and questions. Out: a predictions file that grows line by line, and beside it a file that
-says what the predictions came from. Start reading in `answering.py`, the way from a question to a line; `resumable.py`
+says what the predictions came from. Start reading in `answering.py`, the way from a question to a line; `records.py`
 is the file, `provenance.py` what it came from, `loading.py` opens a run or recipe and puts its model on the device.
 """

@@ -1,13 +1,19 @@
 """The five annotations of CMExam, proposed by models in the words of the paper's appendix A.2 (arXiv 2306.03030)."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from cmexam_tune.core.schema import Question
+from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.evaluation import breakdowns
 from cmexam_tune.evaluation.significance import kappa
+from cmexam_tune.inference import loading
+from cmexam_tune.inference.answering import prompt_cost, run_missing
+from cmexam_tune.inference.provenance import provenance
+from cmexam_tune.inference.records import ResumableFile
+from cmexam_tune.models.completion import TextEngine, to_prediction
 from cmexam_tune.prompts import Asked
 from cmexam_tune.prompts.dialogue import NO_OPTIONS
 
@@ -42,6 +48,39 @@ def asked(question: Question, facet: str) -> Asked:
         f"返回{len(names)}个类目中的一个，不需要其他文字。"
     )
     return Asked(Question(key(question, facet), words, NO_OPTIONS, None), lambda shown: shown.stem)
+
+
+def outputs(source: loading.Source, questions: Sequence[Question], path: Path, out: Path) -> dict[str, str]:
+    """Return key -> text of a model's proposals; those that are in `out` are not asked again.
+
+    Args:
+        source: the model.
+        questions: what is annotated.
+        path: the file they came from.
+        out: what the model wrote, one line for each question and facet.
+
+    Raises:
+        ConfigError: a model that chooses among options.
+        UserError: `out` holds something else.
+    """
+    requests = {key(question, facet): asked(question, facet) for question in questions for facet in FACETS}
+
+    def written(writer: TextEngine, missing: Sequence[Asked]) -> Iterator[Prediction]:
+        return (to_prediction(completion, parse=False) for completion in writer.generate(missing))
+
+    remedy = "Move it away, or choose another --out."
+    with ResumableFile(out, provenance(source.config, path, source.run), remedy=remedy) as file:
+        run_missing(
+            file,
+            list(requests),
+            [request for name, request in requests.items() if name not in file.known],
+            written,
+            open_engine=lambda: loading.open_writer(source, "annotate"),
+            batch_size=source.config.generation.batch_size,
+            cost=prompt_cost,
+            name="annotate",
+        )
+        return file.texts()
 
 
 def parse(text: str, facet: str) -> str | None:

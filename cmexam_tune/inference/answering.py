@@ -1,24 +1,30 @@
-"""From questions to lines: what is missing is answered in windows of batches and written as it comes."""
+"""From questions to lines: what a file lacks is asked, and every record is written as it comes."""
 
 import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from cmexam_tune.config import Config
 from cmexam_tune.core import cli, jsonl
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.core.progress import Progress, duration
 from cmexam_tune.core.schema import Prediction, Question
-from cmexam_tune.inference import loading, usage
+from cmexam_tune.inference import loading
 from cmexam_tune.inference.records import FAILED, ResumableFile
-from cmexam_tune.models import families
+from cmexam_tune.models.completion import Engine, Usage, to_prediction
 from cmexam_tune.prompts import Asked, Asking
 
-WINDOW = 64
-"""Batches that are sorted by length together."""
+T = TypeVar("T")
+EngineT = TypeVar("EngineT", bound=Engine)
+SERVED = "served"
+"""Key of `ResumableFile.result`: a list with what each start of the program used of a server."""
+MODE = "mode"
+"""Key of `ResumableFile.result`: how answers were read, where it is not what `generation.mode` means."""
+SAVE_EVERY = 30.0
+"""Seconds after which a server's counts are saved again, so that a kill costs few of them."""
 
 
 def asking_of(config: Config, questions: Sequence[Question]) -> Asking:
@@ -52,6 +58,93 @@ def _pool(config: Config) -> Iterator[Question]:
         yield from jsonl.read(file, Question)
 
 
+def run_missing(
+    file: ResumableFile,
+    keys: Sequence[str],
+    items: Sequence[T],
+    records: Callable[[EngineT, Sequence[T]], Iterable[object]],
+    *,
+    open_engine: Callable[[], EngineT],
+    batch_size: int,
+    cost: Callable[[T], Any],
+    name: str = "predict",
+) -> None:
+    """Ask for what an open file lacks, append each record as it comes, and put the file in the order of `keys`.
+
+    The model is loaded only where something is left to this process, and the first record is there before anything is
+    replaced: a wrong path or setting costs no old file.
+
+    Args:
+        file: an open file; it knows what is there and who else answers, and keeps what a server used.
+        keys: all keys of the finished file.
+        items: what is missing in it.
+        records: makes the records of this process's share of the items, in any order.
+        open_engine: loads the model, or finds its address.
+        batch_size: items that processes share out together.
+        cost: sorts items by the work that they make.
+        name: of the work, for the screen.
+
+    Raises:
+        UserError: a model or settings that cannot be used.
+    """
+    done = sum(key in file.known for key in keys)
+    if file.processes.first and 0 < done < len(keys):
+        cli.note(f"{file.path}: {done} of {len(keys)} are answered already")
+    if done == len(keys) and file.tidy:
+        return
+    started = time.monotonic()
+    answers: Iterator[object] = iter(())
+    if mine := file.processes.share(items, batch_size, cost):
+        engine = open_engine()
+        file.result["decoding"] = engine.effective_generation_config()
+        answers = _usage_noted(file, engine.usage, records(engine, mine))
+    first = list(itertools.islice(answers, 1))
+    file.begin()
+    with Progress(name, "answers", len(keys), done) as progress:
+        for record in itertools.chain(first, answers):
+            file.append(record)
+            # Of several processes the first speaks for all; their shares are alike.
+            progress.move(min(file.processes.count, len(keys) - progress.done))
+    file.finish(keys, len(keys) - done, time.monotonic() - started)
+
+
+def _usage_noted(file: ResumableFile, usage: Usage | None, records: Iterable[T]) -> Iterator[T]:
+    """Yield the records; what a server used meanwhile is kept in the file's note and told at the end."""
+    if usage is None:
+        yield from records
+        return
+    earlier, start = list(file.result.get(SERVED, [])), time.monotonic()
+    saved = start
+    try:
+        for record in records:
+            yield record
+            if usage.mode:
+                file.result[MODE] = usage.mode
+            file.result[SERVED] = [*earlier, {**usage.plain(), "seconds": round(time.monotonic() - start, 1)}]
+            if time.monotonic() - saved > SAVE_EVERY:
+                saved = time.monotonic()
+                file.save_result()
+    finally:
+        if usage.requests and file.begun:
+            file.save_result()
+            cli.note(_in_a_line(usage))
+
+
+def _in_a_line(usage: Usage) -> str:
+    read, written = usage.prompt_tokens, usage.completion_tokens
+    text = f"{usage.requests:,} requests, {read:,} tokens read, {written:,} written"
+    if usage.models:
+        text += f", answered by {', '.join(sorted(usage.models))}"
+    if usage.errors:
+        text += f"; failed most often with: {usage.errors.most_common(1)[0][0]}"
+    return text
+
+
+def prompt_cost(request: Asked) -> tuple[Any, ...]:
+    """Return by what batches are put together: shared examples, then length."""
+    return request.examples, len(request.words(request.question))
+
+
 def answer_missing(file: ResumableFile, source: loading.Source, asking: Asking, questions: Sequence[Question]) -> None:
     """Answer the questions that the open file lacks, one line each, by one output or by the majority of several.
 
@@ -59,104 +152,34 @@ def answer_missing(file: ResumableFile, source: loading.Source, asking: Asking, 
         UserError: examples that cannot be drawn, or a model or settings that cannot be used.
     """
     missing = [question for question in questions if question.id not in file.known]
-    keys = [question.id for question in questions]
     if source.config.generation.votes > 1 and missing:
-        _vote(file, source, asking, missing, keys)
-        return
-    asked = [asking.asked(question) for question in missing]
-    write(file, answers(source, asking, asked, missing, file), keys)
+        _vote(file, source, asking, missing, [question.id for question in questions])
+    else:
+        _answer(file, source, asking, {question.id: question for question in questions})
 
 
-def answers(
-    source: loading.Source,
-    asking: Asking,
-    asked: Sequence[Asked],
-    questions: Sequence[Question],
-    file: ResumableFile,
-) -> Iterator[Prediction]:
-    """Return this process's share of the predictions, answers in the exam's letters; nothing is loaded for none.
+def _answer(file: ResumableFile, source: loading.Source, asking: Asking, questions: Mapping[str, Question]) -> None:
+    """Answer the questions, in the exam's letters; the key of each output may differ from its question's id."""
 
-    Args:
-        source: the model.
-        asking: how the questions are put.
-        asked: what is asked; ids are distinct.
-        questions: the question behind each of it, as the exam prints it.
-        file: where the answers go; it knows who else answers, and keeps what a remote model used.
-    """
-    config = source.config
-    mine = file.processes.share(asked, config.generation.batch_size, _work)
-    if not mine:
-        return iter(())
-    exam = {item.question.id: question for item, question in zip(asked, questions, strict=True)}
-    answerer = _answerer(source)
-    if in_force := getattr(answerer, "in_force", None):  # no `isinstance`: an address needs no torch
-        file.result["decoding"] = in_force()
-    return (
-        replace(prediction, answer=asking.restored(prediction.answer, exam[prediction.question_id]))
-        for prediction in usage.counted(file, answerer, _windows(config, answerer, mine))
+    def predictions(engine: Engine, requests: Sequence[Asked]) -> Iterator[Prediction]:
+        for prediction in map(to_prediction, engine.answer(requests)):
+            question = questions[prediction.question_id]
+            yield replace(prediction, answer=asking.restored(prediction.answer, question))
+
+    requests = []
+    for key, question in questions.items():
+        if key not in file.known:
+            request = asking.asked(question)
+            requests.append(replace(request, question=replace(request.question, id=key)))
+    run_missing(
+        file,
+        list(questions),
+        requests,
+        predictions,
+        open_engine=lambda: loading.open_engine(source),
+        batch_size=source.config.generation.batch_size,
+        cost=prompt_cost,
     )
-
-
-def _work(asked: Asked) -> tuple[Any, ...]:
-    """Return by what batches are put together: shared examples, then length."""
-    return asked.examples, len(asked.words(asked.question))
-
-
-def _answerer(source: loading.Source) -> Any:
-    """Load the model and return what has a method `answer`."""
-    config = source.config
-    family = families.named(config.model.family)
-    if isinstance(family, families.Writer):
-        return family.decoder(loading.load(source), config)
-    if config.prompt.shots:
-        raise ConfigError(f"prompt.shots: a model of family {config.model.family} reads no examples. Leave it out.")
-    loaded = loading.load(source)
-    return _Chooser(lambda some: family.answer(loaded, [item.question for item in some], config))
-
-
-@dataclass(frozen=True)
-class _Chooser:
-    """A model that chooses among options, with the method of those that write."""
-
-    answer: Callable[[Sequence[Asked]], Iterator[Prediction]]
-
-
-def _windows(config: Config, answerer: Any, asked: Sequence[Asked]) -> Iterator[Prediction]:
-    """Answer in windows of many batches, so that the order of the file is roughly kept and lengths are still alike.
-
-    A model behind an address gets all at once: it has no batches, and would stand still between windows.
-    """
-    size = len(asked) if config.model.is_remote else WINDOW * config.generation.batch_size
-    for start in range(0, len(asked), size):
-        yield from answerer.answer(asked[start : start + size])
-
-
-def write(file: ResumableFile, predictions: Iterable[object], keys: Sequence[str], what: str = "predict") -> None:
-    """Append predictions as they come, then put the file in the order of `keys`.
-
-    The first one is there before anything is replaced: a wrong path or setting costs no old file.
-
-    Args:
-        file: an open file.
-        predictions: this process's share of those that `file.known` lacks, in any order.
-        keys: all keys of the file, answered ones included.
-        what: the name of the work, for the screen.
-    """
-    done = sum(key in file.known for key in keys)
-    if file.processes.first and 0 < done < len(keys):
-        cli.note(f"{file.path}: {done} of {len(keys)} are answered already")
-    if done == len(keys) and file.tidy:
-        return
-    started, predictions = time.monotonic(), iter(predictions)
-    first = list(itertools.islice(predictions, 1))
-    file.begin()
-    each = itertools.chain(first, predictions)
-    with Progress(what, "answers", len(keys), done) as progress:
-        for prediction in each:
-            file.append(prediction)
-            # Of several processes the first speaks for all; their shares are alike.
-            progress.move(min(file.processes.count, len(keys) - progress.done))
-    file.finish(keys, len(keys) - done, time.monotonic() - started)
 
 
 def _vote(
@@ -172,27 +195,17 @@ def _vote(
     question.
     """
     count = source.config.generation.votes
-    put = [asking.asked(question) for question in questions]
-    asked = [
-        replace(item, question=replace(item.question, id=f"{item.question.id}#{number}"))
-        for item in put
-        for number in range(count)
-    ]
-    behind = [question for question in questions for _ in range(count)]
-    with ResumableFile(f"{file.path}.votes", file.meta, file.overwrite, file.processes) as outputs:
-        left = [pair for pair in zip(asked, behind, strict=True) if pair[0].question.id not in outputs.known]
-        predictions = answers(source, asking, [pair[0] for pair in left], [pair[1] for pair in left], outputs)
-        write(outputs, predictions, [item.question.id for item in asked])
-        file.result.update(outputs.result)
-        found = {output.question_id: output for output in jsonl.read(outputs.path, Prediction)}
-        groups = {question.id: [found[f"{question.id}#{number}"] for number in range(count)] for question in questions}
+    with ResumableFile(f"{file.path}.votes", file.meta, file.overwrite, file.processes) as votes:
+        _answer(votes, source, asking, {f"{q.id}#{number}": q for q in questions for number in range(count)})
+        file.result.update(votes.result)
+        outputs = {output.question_id: output for output in jsonl.read(votes.path, Prediction)}
         file.begin()
         if file.processes.first:
-            for key, group in groups.items():
-                file.append(majority(key, group))
+            for question in questions:
+                file.append(majority(question.id, [outputs[f"{question.id}#{number}"] for number in range(count)]))
         file.finish(keys)
-        if not any(output.finish == FAILED for output in found.values()):
-            outputs.discard()
+        if not any(output.finish == FAILED for output in outputs.values()):
+            votes.discard()
 
 
 def majority(key: str, outputs: Sequence[Prediction]) -> Prediction:

@@ -46,8 +46,8 @@ def reply(config: Config, loaded: Loaded, messages: Messages) -> Reply:
     if not decoder.codec.remembers:
         prompt = dataclasses.replace(prompt, history=())
     _check_length(decoder, prompt)
-    written = next(decoder.write([prompt]))
-    return Reply(written.text.strip(), written.prompt_tokens, written.tokens)
+    written = next(decoder.generate([prompt]))
+    return Reply(written.text.strip(), written.prompt_tokens, written.completion_tokens)
 
 
 def _check_length(decoder: Any, prompt: prompts.Asked) -> None:
@@ -67,7 +67,7 @@ def remembers(config: Config, loaded: Loaded) -> bool:
 
 
 def _decoder(config: Config, loaded: Loaded) -> Any:
-    return families.writer(config.model.family, "talk").decoder(loaded, config)
+    return families.writer(config.model.family, "talk").engine(loaded, config)
 
 
 def asked(messages: Messages, style: str | prompts.Style | None = None) -> prompts.Asked:

@@ -9,6 +9,7 @@ from cmexam_tune.config import Config, load_config
 from cmexam_tune.core import libraries
 from cmexam_tune.core.errors import ConfigError, UserError
 from cmexam_tune.models import families
+from cmexam_tune.models.completion import Engine, TextEngine
 from cmexam_tune.models.families import Loaded
 
 
@@ -66,6 +67,29 @@ def load_writer(run: str | Path, overrides: Sequence[str] = ()) -> tuple[Config,
     if model.is_remote:
         raise UserError(f"{run}: the model is behind an address already; talk to it there.")
     return source.config, load(source)
+
+
+def open_engine(source: Source) -> Engine:
+    """Load the model and bind it to its config.
+
+    Raises:
+        UserError: as `load`, or settings that the model cannot be asked by.
+    """
+    return families.named(source.config.model.family).engine(load(source), source.config)
+
+
+def open_writer(source: Source, purpose: str) -> TextEngine:
+    """Load a model that writes and bind it to its config.
+
+    Args:
+        source: the model.
+        purpose: what it is to write, for the message: "annotate".
+
+    Raises:
+        ConfigError: it chooses among options and cannot write.
+        UserError: as `load`, or settings that the model cannot be asked by.
+    """
+    return families.writer(source.config.model.family, purpose).engine(load(source), source.config)
 
 
 def _read(source: Source) -> Loaded:

@@ -164,7 +164,7 @@ class ResumableFile:
 
     def texts(self) -> dict[str, str]:
         """Return key -> text of the records that need no answer any more."""
-        lines = self._lines() if self.known else {}
+        lines = {} if self._fresh else self._lines()
         return {key: _record(line, str(self.path)).text for key, line in lines.items()}
 
     def begin(self) -> None:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 
 if TYPE_CHECKING:
     from cmexam_tune.inference.conversation import Messages
-    from cmexam_tune.models.generation.items import Written
+    from cmexam_tune.models.completion import Completion
 
 
 class Refused(Exception):
@@ -63,7 +63,7 @@ class EventStream(Protocol):
     def progress(self, index: int, text: str) -> str:
         """Return the event for what is new in the text of a completion so far; empty if nothing is."""
 
-    def end(self, completions: "Sequence[Written]") -> Iterator[str]:
+    def end(self, completions: "Sequence[Completion]") -> Iterator[str]:
         """Yield what is missing of the texts, and what closes the stream."""
 
 
@@ -94,7 +94,7 @@ class ProtocolRequest(BaseModel):
         """
 
     @abstractmethod
-    def answer(self, completions: "Sequence[Written]", name: str) -> dict[str, Any]:
+    def answer(self, completions: "Sequence[Completion]", name: str) -> dict[str, Any]:
         """Return what the model called `name` wrote, `n` completions of each prompt in the order of the prompts."""
 
     @abstractmethod

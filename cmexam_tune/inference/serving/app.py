@@ -30,9 +30,9 @@ from cmexam_tune.inference.serving import (
     openai_protocol,
 )
 from cmexam_tune.inference.serving.batcher import DynamicBatcher, Pending
+from cmexam_tune.models.completion import Completion
 from cmexam_tune.models.families import Loaded
 from cmexam_tune.models.generation import sampling
-from cmexam_tune.models.generation.items import Written
 from cmexam_tune.models.generation.streaming import RowOptions
 from cmexam_tune.prompts import Asked, style_of
 
@@ -171,7 +171,7 @@ class Progress:
     text: str
 
 
-News = Progress | list[Written]
+News = Progress | list[Completion]
 """A completion's text so far; at last all completions."""
 
 

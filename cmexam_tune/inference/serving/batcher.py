@@ -13,8 +13,8 @@ from cmexam_tune.config import Config
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.evaluation.answer_parsing import HALF
 from cmexam_tune.models import families
+from cmexam_tune.models.completion import Completion
 from cmexam_tune.models.families import Loaded
-from cmexam_tune.models.generation.items import Written
 from cmexam_tune.models.generation.streaming import RowOptions
 from cmexam_tune.prompts import Asked
 
@@ -29,7 +29,7 @@ class Pending:
     asked: Asked
     config: Config
     options: RowOptions
-    future: "Future[Written]" = dataclasses.field(default_factory=Future)
+    future: "Future[Completion]" = dataclasses.field(default_factory=Future)
     abandoned: bool = False
     """Nobody waits any more: it is left out, and work on a batch of such requests stops."""
 
@@ -67,7 +67,7 @@ class DynamicBatcher:
         return len(self._decoder(config).ask([asked])[0].ids)
 
     def _decoder(self, config: Config) -> Any:
-        return families.writer(config.model.family, "serve").decoder(self._loaded, config)
+        return families.writer(config.model.family, "serve").engine(self._loaded, config)
 
     def _work(self) -> None:
         held: list[Pending] = []
@@ -116,8 +116,8 @@ class DynamicBatcher:
             question = dataclasses.replace(pending.asked.question, id=str(row))
             requests.append(dataclasses.replace(pending.asked, question=question))
             decoder.row_options[question.id] = _held_back(pending.options, decoder.codec.stop)
-        for written in decoder.write(requests):
-            batch[int(written.asked.question.id)].future.set_result(written)
+        for written in decoder.generate(requests):
+            batch[int(written.request.question.id)].future.set_result(written)
 
 
 def _held_back(options: RowOptions, stops: Sequence[str]) -> RowOptions:

@@ -16,7 +16,7 @@ from cmexam_tune.inference.serving import GenerationRequest, ProtocolRequest, Re
 
 if TYPE_CHECKING:
     from cmexam_tune.inference.conversation import Messages
-    from cmexam_tune.models.generation.items import Written
+    from cmexam_tune.models.completion import Completion
 
 MAX_CHOICES = 128
 """Completions that one request may ask for, as OpenAI allows; of all its prompts together."""
@@ -135,7 +135,7 @@ class OpenAIRequest(ProtocolRequest):
         """Return more text of a choice, None at its end, as an event holds it."""
 
     @abstractmethod
-    def token_logs(self, completion: "Written") -> dict[str, Any]:
+    def token_logs(self, completion: "Completion") -> dict[str, Any]:
         """Return the log-probabilities of a completion's tokens."""
 
     @staticmethod
@@ -175,7 +175,7 @@ class OpenAIRequest(ProtocolRequest):
             top_logprobs=top,
         )
 
-    def answer(self, completions: "Sequence[Written]", name: str) -> dict[str, Any]:
+    def answer(self, completions: "Sequence[Completion]", name: str) -> dict[str, Any]:
         """Return the completions as one object."""
         choices = [
             {
@@ -201,10 +201,10 @@ class OpenAIRequest(ProtocolRequest):
             "model": name,
         }
 
-    def usage(self, completions: "Sequence[Written]") -> dict[str, int]:
+    def usage(self, completions: "Sequence[Completion]") -> dict[str, int]:
         """Return the numbers of tokens; a prompt counts once, however many of the completions are of it."""
         prompt_tokens = sum(completion.prompt_tokens for completion in completions[:: self.n])
-        completion_tokens = sum(completion.tokens for completion in completions)
+        completion_tokens = sum(completion.completion_tokens for completion in completions)
         total = prompt_tokens + completion_tokens
         return {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens, "total_tokens": total}
 
@@ -239,7 +239,7 @@ class ChatRequest(OpenAIRequest):
         role = {"role": "assistant"} if first else {}
         return {"delta": {} if text is None else {**role, "content": text}}
 
-    def token_logs(self, completion: "Written") -> dict[str, Any]:
+    def token_logs(self, completion: "Completion") -> dict[str, Any]:
         """Return one object for each token."""
 
         def entry(text: str, logprob: float) -> dict[str, Any]:
@@ -248,7 +248,7 @@ class ChatRequest(OpenAIRequest):
 
         content = [
             {**entry(token.text, token.logprob), "top_logprobs": [entry(*top) for top in token.top]}
-            for token in completion.logs
+            for token in completion.logprobs
         ]
         return {"content": content, "refusal": None}
 
@@ -278,14 +278,14 @@ class CompletionRequest(OpenAIRequest):
         """Return more of the continuation."""
         return {"text": text or ""}
 
-    def token_logs(self, completion: "Written") -> dict[str, Any]:
+    def token_logs(self, completion: "Completion") -> dict[str, Any]:
         """Return one list for each property of the tokens."""
         return {
-            "tokens": [token.text for token in completion.logs],
-            "token_logprobs": [token.logprob for token in completion.logs],
+            "tokens": [token.text for token in completion.logprobs],
+            "token_logprobs": [token.logprob for token in completion.logprobs],
             # Tokens of equal text are one key: the most probable one, the first, is to stay.
-            "top_logprobs": [dict(reversed(token.top)) for token in completion.logs],
-            "text_offset": [token.start for token in completion.logs],
+            "top_logprobs": [dict(reversed(token.top)) for token in completion.logprobs],
+            "text_offset": [token.start for token in completion.logprobs],
         }
 
 
@@ -308,7 +308,7 @@ class Stream:
         self._sent[index] = self._sent.get(index, "") + part
         return self._choice(index, self._request.delta(part, first), None)
 
-    def end(self, completions: "Sequence[Written]") -> Iterator[str]:
+    def end(self, completions: "Sequence[Completion]") -> Iterator[str]:
         """Yield the rest of the texts, why they ended, and the numbers of tokens if they are wanted."""
         for index, completion in enumerate(completions):
             yield self.progress(index, completion.text)

@@ -23,7 +23,11 @@ PROBES = (
 def prompt_codec(config: Config, loaded: Loaded) -> Codec | None:
     """Return how a run's model is asked; None: it writes no text."""
     family = families.named(config.model.family)
-    return family.decoder(loaded, config).codec if isinstance(family, families.Writer) else None
+    if not isinstance(family, families.Writer):
+        return None
+    decoder: Any = family.engine(loaded, config)
+    codec: Codec = decoder.codec
+    return codec
 
 
 def save_tokenizer(config: Config, loaded: Loaded, out: Path) -> None:

@@ -9,7 +9,7 @@ name, so that a family of a user's own gets the right behaviour everywhere.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from cmexam_tune import prompts
 from cmexam_tune.config import Config, ModelConfig, PromptConfig
@@ -17,10 +17,10 @@ from cmexam_tune.core import variants
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.models import Loaded
+from cmexam_tune.models.completion import Engine, TextEngine, to_prediction
 from cmexam_tune.models.features import Encoded
-from cmexam_tune.prompts import Asked
 
-__all__ = ["Answers", "Classifier", "Family", "Loaded", "Writer", "named", "writer"]
+__all__ = ["Classifier", "Family", "Loaded", "Writer", "named", "writer"]
 
 if TYPE_CHECKING:
     import torch
@@ -86,15 +86,12 @@ class Family(ABC):
         raise NotImplementedError
 
     @abstractmethod
+    def engine(self, loaded: Loaded, config: Config) -> Engine:
+        """Bind a model to a configuration; costs nothing."""
+
     def answer(self, loaded: Loaded, questions: Sequence[Question], config: Config) -> Iterator[Prediction]:
-        """Yield one prediction for each question, in an order of the family's choice."""
-
-
-class Answers(Protocol):
-    """What answers: `cmexam_tune.models.generation.decoder.Decoder`, or a model behind an address."""
-
-    def answer(self, asked: Sequence[Asked]) -> Iterator[Prediction]:
-        """Yield one prediction for each question, in an order of its choice; ids are distinct."""
+        """Yield one prediction for each question, asked as the config's prompt says, in an order of its choice."""
+        return map(to_prediction, self.engine(loaded, config).answer(prompts.plainly(questions, config)))
 
 
 class Writer(Family):
@@ -103,13 +100,8 @@ class Writer(Family):
     task: ClassVar[Literal["generate"]] = "generate"
 
     @abstractmethod
-    def decoder(self, loaded: Loaded, config: Config) -> Any:
+    def engine(self, loaded: Loaded, config: Config) -> TextEngine:
         """Bind a model to its template and to a configuration; costs nothing."""
-
-    def answer(self, loaded: Loaded, questions: Sequence[Question], config: Config) -> Iterator[Prediction]:
-        """Yield one prediction for each question, asked as the config's prompt says."""
-        answered: Iterator[Prediction] = self.decoder(loaded, config).answer(prompts.plainly(questions, config))
-        return answered
 
 
 class Classifier(Family):

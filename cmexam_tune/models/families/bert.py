@@ -20,11 +20,13 @@ from transformers.models.auto.modeling_auto import (
 from cmexam_tune import prompts
 from cmexam_tune.config import Config, ModelConfig, PromptConfig
 from cmexam_tune.core.errors import ConfigError, UserError
-from cmexam_tune.core.schema import Prediction, Question
+from cmexam_tune.core.schema import Question
 from cmexam_tune.models import checkpoint, features
+from cmexam_tune.models.completion import Completion, windows
 from cmexam_tune.models.families import Classifier, Loaded
 from cmexam_tune.models.features import IGNORE_INDEX, Encoded, Ids, Truncation
 from cmexam_tune.models.precision import check_numbers, inference
+from cmexam_tune.prompts import Asked
 
 THRESHOLD = 0.5
 """Probability from which an option belongs to the answer; the best one always does."""
@@ -139,27 +141,54 @@ class Bert(Classifier):
         each = functional.binary_cross_entropy_with_logits(logits, labels.clamp(min=0).float(), reduction="none")
         return ((each * known).sum(1) / known.sum(1)).mean()
 
-    def answer(self, loaded: Loaded, questions: Sequence[Question], config: Config) -> Iterator[Prediction]:
-        """Yield a prediction for each question, longest first; its text is `答案: AC`."""
+    def engine(self, loaded: Loaded, config: Config) -> "OptionScorer":
+        """Return what answers; see `OptionScorer`."""
+        return OptionScorer(self, loaded, config)
+
+
+class OptionScorer:
+    """A classifier bound to a configuration; a `models.completion.Engine`."""
+
+    usage = None
+
+    def __init__(self, family: Bert, loaded: Loaded, config: Config) -> None:
+        """Bind; nothing is computed.
+
+        Raises:
+            ConfigError: worked examples are wanted, which a classifier cannot read.
+        """
+        if config.prompt.shots:
+            raise ConfigError(f"prompt.shots: a model of family {config.model.family} reads no examples. Leave it out.")
+        self._family, self._loaded, self._config = family, loaded, config
+
+    def effective_generation_config(self) -> dict[str, Any]:
+        """Return the type that is computed in."""
+        return {"dtype": str(self._loaded.model.dtype).removeprefix("torch.")}
+
+    def answer(self, requests: Sequence[Asked]) -> Iterator[Completion]:
+        """Yield a completion for each request, the longest of a window first; its text is `答案: AC`, or nothing."""
+        for window in windows(requests, self._config.generation.batch_size):
+            yield from self._answer(window)
+
+    def _answer(self, requests: Sequence[Asked]) -> Iterator[Completion]:
+        loaded, size = self._loaded, self._config.generation.batch_size
         head, labels = _head(loaded), _label_list(loaded)
         limit = position_limit(loaded.model.config)
-        sources = _sources(loaded, questions, config.prompt)
+        sources = _sources(loaded, [request.question for request in requests], self._config.prompt)
         # An option longer than the model's positions can only be read in part; the question still gets an answer.
         ids = [[row[:limit] for row in sequences] for sequences in sources.ids]
-        order = sorted(range(len(questions)), key=lambda i: -_longest(ids[i]))
-        size = config.generation.batch_size
+        order = sorted(range(len(requests)), key=lambda i: -_longest(ids[i]))
         for start in range(0, len(order), size):
             some = order[start : start + size]
-            batch = {
-                name: value.to(loaded.model.device) for name, value in _inputs(loaded, [ids[i] for i in some]).items()
-            }
+            inputs = _inputs(loaded, [ids[i] for i in some])
+            batch = {name: value.to(loaded.model.device) for name, value in inputs.items()}
             with inference(loaded.model):
-                logits = self.scores(loaded.model, batch).cpu()
+                logits = self._family.scores(loaded.model, batch).cpu()
             check_numbers(logits)
             for row, i in enumerate(some):
                 mine = logits[batch["question"].cpu() == row]
-                letters = read_logits(questions[i], head, labels, mine[:, 0] if head == "choice" else mine[0])
-                yield Prediction(questions[i].id, f"答案: {letters}" if letters else "", letters or None)
+                letters = read_logits(requests[i].question, head, labels, mine[:, 0] if head == "choice" else mine[0])
+                yield Completion(requests[i], f"答案: {letters}" if letters else "", None, letters or None)
 
 
 def _labels(

@@ -97,7 +97,7 @@ class Llama(Writer):
         batch.pop("attention_mask", None)
         return batch
 
-    def decoder(self, loaded: Loaded, config: Config) -> Decoder:
+    def engine(self, loaded: Loaded, config: Config) -> Decoder:
         """Return what lets the model write."""
         return Decoder(self.codec(loaded.tokenizer, config.prompt, config.model), loaded, config)
 

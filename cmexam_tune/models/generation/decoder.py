@@ -3,7 +3,7 @@
 import bisect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from peft import PeftModel
 from transformers import (
@@ -15,8 +15,7 @@ from transformers import (
 from cmexam_tune import prompts
 from cmexam_tune.config import Config
 from cmexam_tune.core.errors import ConfigError
-from cmexam_tune.core.schema import Prediction, Question
-from cmexam_tune.evaluation import answer_parsing
+from cmexam_tune.core.schema import Question
 from cmexam_tune.evaluation.answer_parsing import (
     HALF,
     THINK,
@@ -25,6 +24,7 @@ from cmexam_tune.evaluation.answer_parsing import (
 )
 from cmexam_tune.models import Loaded, features
 from cmexam_tune.models.causal import Codec, left_padded
+from cmexam_tune.models.completion import Completion, windows
 from cmexam_tune.models.features import Ids
 from cmexam_tune.models.generation import (
     allowed_answers,
@@ -34,10 +34,8 @@ from cmexam_tune.models.generation import (
 )
 from cmexam_tune.models.generation.items import (
     Batch,
-    Finish,
     Item,
     Reading,
-    Written,
     batches,
 )
 from cmexam_tune.models.generation.prefill import Reader, Start
@@ -50,7 +48,9 @@ BLANK = "…"
 
 
 class Decoder:
-    """A model that writes, bound to its tokens and to a configuration."""
+    """A model that writes, bound to its tokens and to a configuration; a `models.completion.TextEngine`."""
+
+    usage = None
 
     def __init__(self, codec: Codec, loaded: Loaded, config: Config) -> None:
         """Bind; nothing is computed."""
@@ -59,40 +59,43 @@ class Decoder:
         self.model: Any = loaded.model.get_base_model() if isinstance(loaded.model, PeftModel) else loaded.model
         self.pad = int(self.tokenizer.pad_token_id or 0)
         self.stopping: list[Any] = []
-        """More of transformers' stopping criteria, for `write`."""
+        """More of transformers' stopping criteria, for `generate`."""
         self.row_options: dict[str, RowOptions] = {}
-        """Id of a question -> what `write` does for it alone."""
+        """Id of a question -> what `generate` does for it alone."""
         self._priors: dict[str, dict[str, float]] = {}
         self._examples: dict[Any, int] = {}
 
-    def in_force(self) -> dict[str, Any]:
-        """Return how is decoded, whatever decided it: for the note beside the predictions."""
-        found = {
+    def effective_generation_config(self) -> dict[str, Any]:
+        """Return how answers are made, whatever decided it, as JSON holds it: for the note beside the predictions."""
+        effective = {
             "dtype": str(self.model.dtype).removeprefix("torch."),
             "attention": self.model.config._attn_implementation,
             "lora_merged": not any(".lora_A." in name for name, _ in self.model.named_parameters()),
             "stop": list(self.codec.stop),
         }
         if self.config.generation.mode != "generate":
-            return found
+            return effective
         chosen = stopping.settings(self.model, self.tokenizer, self.config).to_diff_dict()
-        return {**found, **{key: value for key, value in chosen.items() if key != "transformers_version"}}
+        return {**effective, **{key: value for key, value in chosen.items() if key != "transformers_version"}}
 
-    def answer(self, asked: Sequence[Asked]) -> Iterator[Prediction]:
-        """Yield a prediction for each question in the way that `generation.mode` names, longest prompts first.
+    def answer(self, requests: Sequence[Asked]) -> Iterator[Completion]:
+        """Yield a completion for each request in the way that `generation.mode` names, longest prompts first.
 
         Raises:
             ConfigError: a mode that needs letters with a style that writes none, or unusable generation settings.
         """
-        if self.config.generation.mode == "generate":
-            for written in self.write(asked):
-                yield read(written)
-        elif self.config.generation.mode == "constrained":
-            for item, letters in self.constrained(asked):
-                yield self._legal(item.question, letters)
-        else:
-            for item, scores in self._normalised(asked):
-                yield self._legal(item.question, max(scores, key=scores.__getitem__))
+        modes = {"generate": self.generate, "constrained": self._constrained, "likelihood": self._most_probable}
+        mode = modes[self.config.generation.mode]
+        for window in windows(requests, self.config.generation.batch_size):
+            yield from mode(window)
+
+    def _constrained(self, requests: Sequence[Asked]) -> Iterator[Completion]:
+        for item, letters in self.constrained(requests):
+            yield self._chosen(item, letters)
+
+    def _most_probable(self, requests: Sequence[Asked]) -> Iterator[Completion]:
+        for item, scores in self._normalised(requests):
+            yield self._chosen(item, max(scores, key=scores.__getitem__))
 
     def ask(self, asked: Sequence[Asked]) -> list[Item]:
         """Return the prompts as ids, their stems cut to `prompt.max_source_length`, which examples are not counted in.
@@ -135,7 +138,7 @@ class Decoder:
                 )
         return self._examples[key]
 
-    def write(self, asked: Sequence[Asked]) -> Iterator[Written]:
+    def generate(self, asked: Sequence[Asked]) -> Iterator[Completion]:
         """Let the model write, up to its EOS, a stop text of the template or of the row, or `max_new_tokens`."""
         chosen, shaping = sampling.split(stopping.settings(self.model, self.tokenizer, self.config))
         ends = stopping.end_ids(chosen)
@@ -160,12 +163,18 @@ class Decoder:
                 if cut is not None:
                     # Behind its stop text a row holds padding until the longest row of the batch has ended.
                     count = self._length_to_stop(ids[:count], stops[i], ends)
-                finish: Finish = "length" if end is None and cut is None else "stop"
+                finish: Literal["stop", "length"] = "length" if end is None and cut is None else "stop"
                 if finish == "length":
                     # The limit counts tokens, of which a character may need several; vLLM and llama.cpp drop it too.
                     text = text.rstrip(HALF)
-                logs = within(watching.tokens[i][:end], cut)
-                yield Written(item.asked, text[:cut], len(rows[i]), count, finish, logs)
+                yield Completion(
+                    item.asked,
+                    text[:cut],
+                    finish,
+                    prompt_tokens=len(rows[i]),
+                    completion_tokens=count,
+                    logprobs=within(watching.tokens[i][:end], cut),
+                )
 
     def _seeds(self, items: Sequence[Item], options: Sequence[RowOptions]) -> list[str]:
         """Return what the random numbers of each row start from."""
@@ -251,10 +260,9 @@ class Decoder:
         ends = several and not field
         return {letters: row[front:] if ends else row[front:-1] for letters, row in zip(sets, ids, strict=True)}
 
-    def _legal(self, question: Question, letters: str) -> Prediction:
-        return Prediction(
-            question.id, prompts.answer_head(question, letters, prompts.style_of(self.config.prompt)), letters
-        )
+    def _chosen(self, item: Item, letters: str) -> Completion:
+        text = prompts.answer_head(item.question, letters, prompts.style_of(self.config.prompt))
+        return Completion(item.asked, text, None, letters)
 
     def _normalised(self, asked: Sequence[Asked]) -> Iterator[tuple[Item, dict[str, float]]]:
         """Yield the scores by which answers are chosen."""
@@ -338,12 +346,3 @@ class Decoder:
             self.model.generation_config = own
         new: list[Ids] = out[:, ids.shape[1] :].tolist()
         return new
-
-
-def read(written: Written) -> Prediction:
-    """Return what the text says."""
-    question, text = written.asked.question, written.text
-    finish = None if written.finish == "stop" else written.finish
-    return Prediction(
-        question.id, text, answer_parsing.parse(text, question), answer_parsing.split_explanation(text), finish=finish
-    )

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -10,11 +10,8 @@ from cmexam_tune.core.schema import Question
 from cmexam_tune.models.features import Ids
 from cmexam_tune.models.generation import allowed_answers
 from cmexam_tune.models.generation.prefill import Reader, Start, shared
-from cmexam_tune.models.generation.streaming import Token
 from cmexam_tune.models.precision import inference
 from cmexam_tune.prompts import Asked
-
-Finish = Literal["stop", "length"]
 
 
 @dataclass(frozen=True)
@@ -35,21 +32,6 @@ class Batch(NamedTuple):
 
     items: list[Item]
     start: Start | None
-
-
-@dataclass(frozen=True)
-class Written:
-    """What a model wrote, before anybody reads an answer out of it."""
-
-    asked: Asked
-    text: str
-    prompt_tokens: int
-    tokens: int
-    """Written, the one that ended the text included."""
-    finish: Finish
-    """Ended by the model or a stop string, or cut off by a limit."""
-    logs: tuple[Token, ...] = ()
-    """The tokens of the text with their log-probabilities, where somebody asked for them."""
 
 
 @dataclass(frozen=True)

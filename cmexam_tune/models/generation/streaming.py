@@ -6,22 +6,8 @@ from typing import Any
 
 import torch
 
+from cmexam_tune.models.completion import LEAST, Token
 from cmexam_tune.models.features import Ids
-
-LEAST = -9999.0
-"""Stands for the log-probability of what cannot come, as in OpenAI's protocol."""
-
-
-@dataclass(frozen=True)
-class Token:
-    """A token that was written; log-probabilities are the model's own, before temperature, top_k and top_p."""
-
-    text: str
-    logprob: float
-    top: tuple[tuple[str, float], ...]
-    """The most probable tokens at this place and their log-probabilities, best first."""
-    start: int
-    """Characters of text before it."""
 
 
 @dataclass(frozen=True)

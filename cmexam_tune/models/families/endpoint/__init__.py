@@ -1,6 +1,6 @@
 """A model behind an OpenAI-compatible address: vLLM, SGLang, `cmexam-tune serve`, a hosted service.
 
-Nothing is loaded and nothing can be trained; torch is never imported. Start reading with `Remote` in `decoder.py`, what
+Nothing is loaded and nothing can be trained; torch is never imported. Start reading with `Remote` in `remote.py`, what
 is asked; `client.py` sends it, and `replies.py` is what is made of the server's bytes.
 """
 
@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from cmexam_tune.config import Config, ModelConfig
 from cmexam_tune.core.schema import Question
 from cmexam_tune.models.families import Loaded, Writer
-from cmexam_tune.models.families.endpoint.decoder import Remote, Written
+from cmexam_tune.models.families.endpoint.remote import Remote
 
-__all__ = ["Endpoint", "Remote", "Written"]
+__all__ = ["Endpoint", "Remote"]
 
 
 class Endpoint(Writer):
@@ -23,6 +23,6 @@ class Endpoint(Writer):
         """Return nothing: the model stays where it is."""
         return Loaded.nothing()
 
-    def decoder(self, loaded: Loaded, config: Config) -> Remote:
+    def engine(self, loaded: Loaded, config: Config) -> Remote:
         """Return what answers and writes; see `Remote`."""
         return Remote(config)

@@ -16,17 +16,17 @@ import re
 import threading
 import time
 import weakref
-from collections import Counter
 from collections.abc import Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from cmexam_tune.config import GenerationConfig, ModelConfig
 from cmexam_tune.core.errors import ConfigError, TrainingStopped, UserError
+from cmexam_tune.models.completion import Completion, Usage
 from cmexam_tune.models.families.endpoint import replies
-from cmexam_tune.models.families.endpoint.replies import WHOLE, Reply, Secret
+from cmexam_tune.models.families.endpoint.replies import WHOLE, Secret
+from cmexam_tune.prompts import Asked
 
 INSTALL = "family endpoint needs the OpenAI client: pip install 'cmexam_tune[endpoint]'"
 FIRST_TRIES = 3
@@ -40,48 +40,6 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 T = TypeVar("T")
 Body = Mapping[str, Any]
 """What is sent, beside the model's name."""
-
-
-@dataclass
-class Usage:
-    """What was really sent and received."""
-
-    mode: str | None = None
-    """How answers were read, where the server lacks what `generation.mode` means for local models."""
-    requests: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    finish: Counter[str] = field(default_factory=Counter)
-    models: set[str] = field(default_factory=set)
-    """Names that the server gave for the model."""
-    fingerprints: set[str] = field(default_factory=set)
-    """`system_fingerprint`: changes with the server's own configuration."""
-    errors: Counter[str] = field(default_factory=Counter)
-
-    def count(self, reply: Reply) -> None:
-        """Add what came back for a request."""
-        self.requests += 1
-        self.prompt_tokens += reply.prompt_tokens
-        self.completion_tokens += reply.completion_tokens
-        self.finish[reply.finish] += 1
-        if reply.reason:
-            self.errors[reply.reason] += 1
-        if reply.model:
-            self.models.add(reply.model)
-        if reply.fingerprint:
-            self.fingerprints.add(reply.fingerprint)
-
-    def plain(self) -> dict[str, Any]:
-        """Return the counts as JSON holds them."""
-        return {
-            "requests": self.requests,
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-            "finish": dict(sorted(self.finish.items())),
-            "models": sorted(self.models),
-            "system_fingerprints": sorted(self.fingerprints),
-            "errors": dict(self.errors.most_common(20)),
-        }
 
 
 class Client:
@@ -122,8 +80,8 @@ class Client:
         self._impatient = self._openai.with_options(max_retries=min(2, generation.max_retries))
         weakref.finalize(self, lambda openai: _in_background(openai.close()), self._openai).atexit = False
 
-    def send(self, requests: Iterable[tuple[T, Body]]) -> Iterator[tuple[T, Reply]]:
-        """Yield each request's item with its reply, as replies come; `concurrency` requests are under way.
+    def send(self, requests: Iterable[tuple[Asked, Body]]) -> Iterator[Completion]:
+        """Yield the completions as they come; `concurrency` requests are under way.
 
         Until one has succeeded, they are sent one at a time.
 
@@ -134,68 +92,68 @@ class Client:
         rest = iter(requests)
         yield from self._first(rest)
         failures = 0
-        for item, reply in self._parallel(rest):
-            failures = failures + 1 if reply.finish == "error" else 0
-            yield item, reply
+        for completion in self._parallel(rest):
+            failures = failures + 1 if completion.finish == "error" else 0
+            yield completion
             if failures >= 2 * self._generation.concurrency:
                 raise TrainingStopped(
-                    f"{self.address}: the last {failures} requests failed, the last one with: {reply.reason} "
+                    f"{self.address}: the last {failures} requests failed, the last one with: {completion.reason} "
                     "What was answered is kept; start again to ask the rest."
                 )
 
-    def _first(self, rest: Iterator[tuple[T, Body]]) -> list[tuple[T, Reply]]:
-        """Return the replies up to the first good one: where there is none, the caller has written nothing yet."""
-        answered: list[tuple[T, Reply]] = []
+    def _first(self, rest: Iterator[tuple[Asked, Body]]) -> list[Completion]:
+        """Return what came up to the first good reply: where there is none, the caller has written nothing yet."""
+        completions: list[Completion] = []
         while not self._proven and (request := next(rest, None)) is not None:
-            item, body = request
-            answered.append((item, reply := self.ask(body)))
-            if len(answered) == FIRST_TRIES and not self._proven:
-                raise UserError(f"{self.address}: the first {FIRST_TRIES} requests failed: {reply.reason}")
-        return answered
+            completions.append(self.ask(*request))
+            if len(completions) == FIRST_TRIES and not self._proven:
+                reason = completions[-1].reason
+                raise UserError(f"{self.address}: the first {FIRST_TRIES} requests failed: {reason}")
+        return completions
 
-    def _parallel(self, requests: Iterator[tuple[T, Body]]) -> Iterator[tuple[T, Reply]]:
-        done: queue.SimpleQueue[Future[Reply]] = queue.SimpleQueue()
-        under_way: dict[Future[Reply], T] = {}
+    def _parallel(self, requests: Iterator[tuple[Asked, Body]]) -> Iterator[Completion]:
+        done: queue.SimpleQueue[Future[Completion]] = queue.SimpleQueue()
+        under_way: set[Future[Completion]] = set()
 
         def start(count: int) -> None:
-            for item, body in itertools.islice(requests, count):
-                future = _in_background(self._ask(body))
-                under_way[future] = item
+            for asked, body in itertools.islice(requests, count):
+                future = _in_background(self._ask(asked, body))
+                under_way.add(future)
                 future.add_done_callback(done.put)
 
         try:
             start(self._generation.concurrency)
             while under_way:
                 future = done.get()
-                item = under_way.pop(future)
-                start(1)  # before the caller works on the reply
-                self.usage.count(reply := future.result())
-                yield item, reply
+                under_way.remove(future)
+                start(1)  # before the caller works on the completion
+                self.usage.count(completion := future.result())
+                yield completion
         finally:
             for future in under_way:
                 future.cancel()
 
-    def ask(self, body: Body) -> Reply:
-        """Send one request and wait for its reply; one that fails for good has `finish` error.
+    def ask(self, asked: Asked, body: Body) -> Completion:
+        """Send one request and wait for what comes; one that fails for good has `finish` error.
 
         Raises:
             UserError: wrong key, model or address.
         """
-        self.usage.count(reply := _in_background(self._ask(body)).result())
-        return reply
+        self.usage.count(completion := _in_background(self._ask(asked, body)).result())
+        return completion
 
-    async def _ask(self, body: Body) -> Reply:
+    async def _ask(self, asked: Asked, body: Body) -> Completion:
         client = self._openai if self._proven else self._impatient
         chat = "messages" in body
         create: Any = (client.chat.completions if chat else client.completions).with_raw_response.create
         try:
             # Raw: the library's own objects have whatever types the server sent.
             answer = await create(model=self.name, **body)
-            reply = replies.read(answer.http_response.content, self._secret, chat)
+            completion = replies.read(asked, answer.http_response.content, self._secret, chat)
         except (self._library.OpenAIError, replies.Unreadable) as error:
-            return Reply("", "error", self._reason(error))
-        self._proven = self._proven or reply.finish != "error"
-        return reply
+            return Completion(asked, "", "error", reason=self._reason(error))
+        self._proven = self._proven or completion.finish != "error"
+        return completion
 
     def _reason(self, error: Exception) -> str:
         """Return why a request failed for good.

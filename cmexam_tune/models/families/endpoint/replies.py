@@ -6,8 +6,12 @@ Everything that a server says passes here before anything of it is kept, cut or 
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+from cmexam_tune.models.completion import LEAST, Completion, Token
+from cmexam_tune.prompts import Asked
 
 LONGEST_NAME = 200
 """Characters that are kept of a server's name for its model."""
@@ -52,24 +56,8 @@ class Secret:
         return value
 
 
-class Reply(NamedTuple):
-    """What came back for a request."""
-
-    text: str
-    finish: Literal["stop", "length", "error"]
-    reason: str | None = None
-    """Why there is no text, where `finish` is `error`."""
-    logprobs: tuple[Mapping[str, float], ...] = ()
-    """For each token of the text, the log-probabilities of the most probable tokens, its own first."""
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    model: str | None = None
-    """The server's name for it."""
-    fingerprint: str | None = None
-
-
-def read(content: bytes, secret: Secret, chat: bool) -> Reply:
-    """Return what the body of a reply says.
+def read(asked: Asked, content: bytes, secret: Secret, chat: bool) -> Completion:
+    """Return what the body of the reply to a request says.
 
     Raises:
         Unreadable: it is no JSON, or no completion of the kind that was asked for.
@@ -86,10 +74,11 @@ def read(content: bytes, secret: Secret, chat: bool) -> Reply:
     usage = value.get("usage")
     if not isinstance(usage, dict):
         usage = {}
-    held = Reply(
+    held = Completion(
+        asked,
         "",
         "error",
-        "the server's content filter held the answer back.",
+        reason="the server's content filter held the answer back.",
         prompt_tokens=_count(usage.get("prompt_tokens")),
         completion_tokens=_count(usage.get("completion_tokens")),
         model=_name(value.get("model")),
@@ -101,7 +90,7 @@ def read(content: bytes, secret: Secret, chat: bool) -> Reply:
     # Hidden once more: a text in parts may hold the key in parts.
     text = secret.hide(_spoken(message) if chat else _text(choice.get("text")))
     ended: Literal["stop", "length"] = "length" if finish == "length" else "stop"
-    return held._replace(text=text, finish=ended, reason=None, logprobs=_logprobs(choice.get("logprobs")))
+    return replace(held, text=text, finish=ended, reason=None, logprobs=_logprobs(choice.get("logprobs")))
 
 
 def complaint(content: bytes, secret: Secret) -> str:
@@ -147,8 +136,8 @@ def _name(value: Any) -> str | None:
     return value[:LONGEST_NAME] if isinstance(value, str) else None
 
 
-def _logprobs(logs: Any) -> tuple[Mapping[str, float], ...]:
-    """Return token -> log-probability for each token of a text; nothing where the server sends none.
+def _logprobs(logs: Any) -> tuple[Token, ...]:
+    """Return the tokens of a text with their log-probabilities; nothing where the server sends none.
 
     A chat's log-probabilities are a list of tokens under `content`, a text's four lists beside each other.
 
@@ -160,21 +149,27 @@ def _logprobs(logs: Any) -> tuple[Mapping[str, float], ...]:
     try:
         if logs.get("content"):
             rows = [[chosen, *(chosen.get("top_logprobs") or ())] for chosen in logs["content"]]
-            return tuple(_tops((top["token"], top["logprob"]) for top in row) for row in rows)
+            return _tokens([[(top["token"], top["logprob"]) for top in row] for row in rows])
         if logs.get("top_logprobs"):
             columns = zip(logs["tokens"], logs["token_logprobs"], logs["top_logprobs"], strict=True)
-            return tuple(_tops([(token, log), *(top or {}).items()]) for token, log, top in columns)
+            return _tokens([[(token, log), *(top or {}).items()] for token, log, top in columns])
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
         raise Unreadable("the server's log-probabilities cannot be read.") from None
     return ()
 
 
-def _tops(pairs: Iterable[tuple[Any, Any]]) -> dict[str, float]:
-    """Return token -> log-probability; of minus infinity there is nothing to compare."""
-    tops: dict[str, float] = {}
-    for token, log in pairs:
-        if not isinstance(token, str) or isinstance(log, bool) or not isinstance(log, int | float):
-            raise TypeError
-        if math.isfinite(log):
-            tops.setdefault(token, float(log))
-    return tops
+def _tokens(rows: Sequence[Sequence[tuple[Any, Any]]]) -> tuple[Token, ...]:
+    """Return tokens; each row holds the written one, then the most probable ones at its place."""
+    tokens, start = [], 0
+    for row in rows:
+        tops: dict[str, float] = {}
+        for text, log in row:
+            if not isinstance(text, str) or isinstance(log, bool) or not isinstance(log, int | float):
+                raise TypeError
+            if math.isfinite(log):  # of minus infinity there is nothing to compare
+                tops.setdefault(text, float(log))
+        written = str(row[0][0])
+        best_first = tuple(sorted(tops.items(), key=lambda top: -top[1]))
+        tokens.append(Token(written, tops.get(written, LEAST), best_first, start))
+        start += len(written)
+    return tuple(tokens)

@@ -1,20 +1,19 @@
-"""What a model behind an address is asked, and the predictions that its replies are."""
+"""What a model behind an address is asked, and the answers that its replies are."""
 
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 from cmexam_tune import prompts
 from cmexam_tune.config import Config
 from cmexam_tune.core import cli
 from cmexam_tune.core.errors import ConfigError, UserError
-from cmexam_tune.core.schema import Prediction, Question
-from cmexam_tune.evaluation import answer_parsing
+from cmexam_tune.core.schema import Question
 from cmexam_tune.evaluation.answer_parsing import letter_sets
+from cmexam_tune.models.completion import Completion, Token
 from cmexam_tune.models.families.endpoint.client import Body, Client
-from cmexam_tune.models.families.endpoint.replies import Reply
 from cmexam_tune.prompts import Asked
 
 SENT = ("do_sample", "max_new_tokens", "temperature", "top_p", "stop_strings")
@@ -48,19 +47,8 @@ DIALECTS: Mapping[str, Callable[[Choices], Mapping[str, Any]]] = {
 """How a list of allowed texts is written: vLLM since 0.11, vLLM before, SGLang."""
 
 
-@dataclass(frozen=True)
-class Written:
-    """What the model wrote to one question, before anybody reads an answer out of it."""
-
-    asked: Asked
-    text: str
-    finish: Literal["stop", "length", "error"]
-    reason: str | None = None
-    """Why there is no text, where `finish` is `error`."""
-
-
 class Remote:
-    """A model behind an address, with the methods of `models.decode.Decoder`: `answer` and `write`."""
+    """A model behind an address; a `models.completion.TextEngine`."""
 
     def __init__(self, config: Config) -> None:
         """Check address, key and settings; nothing is sent yet.
@@ -74,35 +62,34 @@ class Remote:
         self.client = Client(config.model, config.generation)
         self.usage = self.client.usage
 
-    def write(self, asked: Sequence[Asked]) -> Iterator[Written]:
+    def effective_generation_config(self) -> dict[str, Any]:
+        """Return the fields that every request has beside the model's name and the prompt."""
+        return {**self._settings, **self._extra}
+
+    def generate(self, requests: Sequence[Asked]) -> Iterator[Completion]:
         """Let the model write; requests that fail for good have `finish` error and a reason.
 
         Raises:
             UserError: wrong key, model or address.
             TrainingStopped: the server fails again and again.
         """
-        for item, reply in self._send(asked, self._request):
-            yield Written(item, reply.text, reply.finish, reply.reason)
+        return self._send(requests, self._request)
 
-    def answer(self, asked: Sequence[Asked]) -> Iterator[Prediction]:
-        """Yield a prediction for each question in the way that `generation.mode` names, as replies come in.
+    def answer(self, requests: Sequence[Asked]) -> Iterator[Completion]:
+        """Yield a completion for each request in the way that `generation.mode` names, as replies come in.
 
         Raises:
             UserError: wrong key, model or address; a server or style that lacks what the mode needs.
             TrainingStopped: the server fails again and again.
         """
-        mode = self.config.generation.mode
-        if mode == "generate":
-            for written in self.write(asked):
-                yield read(written)
-        elif asked:
-            yield from self._constrained(asked) if mode == "constrained" else self._likelihood(asked)
+        modes = {"generate": self.generate, "constrained": self._constrained, "likelihood": self._likelihood}
+        return modes[self.config.generation.mode](requests) if requests else iter(())
 
-    def _constrained(self, asked: Sequence[Asked]) -> Iterator[Prediction]:
-        """Yield predictions that can only be legal answers.
+    def _constrained(self, asked: Sequence[Asked]) -> Iterator[Completion]:
+        """Yield completions that can only be allowed answers.
 
         Raises:
-            UserError: the server takes no list of allowed texts; or whatever `write` raises.
+            UserError: the server takes no list of allowed texts; or whatever `generate` raises.
         """
         sets = self.config.generation.answer_sets
         forced = self._forces_words(asked[0], "constrained-words")
@@ -116,30 +103,29 @@ class Remote:
             allowed = DIALECTS[dialect](list(choices(item.question)))
             return self._request(item, extra=allowed, forced=forced)
 
-        dialect = self._dialect({name: request(asked[0], name) for name in DIALECTS}, choices(asked[0].question))
-        for item, reply in self._send(asked, lambda item: request(item, dialect)):
-            letters = choices(item.question).get(reply.text)
-            if reply.finish == "error":
-                yield _failed(item.question, reply.reason)
-            elif letters is None:
-                yield _failed(item.question, "the server wrote a text that is not allowed.")
+        first = asked[0]
+        dialect = self._dialect(first, {name: request(first, name) for name in DIALECTS}, choices(first.question))
+        for completion in self._send(asked, lambda item: request(item, dialect)):
+            letters = choices(completion.request.question).get(completion.text)
+            if completion.finish != "error" and letters is None:
+                yield _failed(completion, "the server wrote a text that is not allowed.")
             else:
-                yield self._lettered(item.question, letters)
+                yield self._chosen(completion, letters)
 
-    def _dialect(self, tries: Mapping[str, Body], allowed: Mapping[str, str]) -> str:
+    def _dialect(self, first: Asked, tries: Mapping[str, Body], allowed: Mapping[str, str]) -> str:
         """Return the name of the first way of writing a list of allowed texts that the server keeps to."""
         failures = []
-        for name, request in tries.items():
-            reply = self.client.ask(request)
-            if reply.text in allowed:
+        for name, body in tries.items():
+            completion = self.client.ask(first, body)
+            if completion.text in allowed:
                 return name
-            failures.append(f"{name}: {reply.reason or f'answered {reply.text[:20]!r}'}")
+            failures.append(f"{name}: {completion.reason or f'answered {completion.text[:20]!r}'}")
         raise UserError(
             f"{self.client.address}: generation.mode=constrained needs a server that writes only given texts "
             f"(vLLM, SGLang); this one does not ({'; '.join(failures)}). Use generation.mode=generate."
         )
 
-    def _likelihood(self, asked: Sequence[Asked]) -> Iterator[Prediction]:
+    def _likelihood(self, asked: Sequence[Asked]) -> Iterator[Completion]:
         """Yield the most probable letter behind the answer's first words; one letter for each question.
 
         Only the letters among the server's most probable tokens are compared: the best of them is the best of all.
@@ -162,18 +148,20 @@ class Remote:
         forced = self._forces_words(asked[0], "first-letter")
         fields = {"logprobs": TOP} if self._template else {"logprobs": True, "top_logprobs": TOP}
         fields["max_tokens"] = 1 if forced else ROOM
-        sample = self.client.ask(self._request(asked[0], fields, forced=forced))
+        sample = self.client.ask(asked[0], self._request(asked[0], fields, forced=forced))
         if sample.finish != "error" and not sample.logprobs:
             raise UserError(
                 f"{self.client.address}: generation.mode=likelihood needs log-probabilities, and the server sends "
                 "none. Use generation.mode=generate or constrained."
             )
-        for item, reply in self._send(asked, lambda item: self._request(item, fields, forced=forced)):
-            if not reply.logprobs:
-                yield _failed(item.question, reply.reason or "the server sent no log-probabilities.")
-                continue
-            letter = _best(reply.logprobs[:1] if forced else _from_letter(reply, item.question), item.question)
-            yield self._lettered(item.question, letter) if letter else Prediction(item.question.id, reply.text, None)
+        for completion in self._send(asked, lambda item: self._request(item, fields, forced=forced)):
+            if completion.logprobs:
+                tokens = completion.logprobs if forced else _from_letter(completion)
+                yield self._chosen(completion, _best(tokens, completion.request.question))
+            elif completion.finish == "error":
+                yield completion
+            else:
+                yield _failed(completion, "the server sent no log-probabilities.")
 
     def _head(self, question: Question) -> tuple[str, str]:
         """Return the answer's words before the letters, and the spaces between: a letter's token holds its space."""
@@ -181,8 +169,12 @@ class Remote:
         words = head.rstrip(" ")
         return words, head[len(words) :]
 
-    def _lettered(self, question: Question, letters: str) -> Prediction:
-        return Prediction(question.id, "".join(self._head(question)) + letters, letters)
+    def _chosen(self, completion: Completion, letters: str | None) -> Completion:
+        """Return the choice that a server's text stands for, in the style's words; a failed request as it is."""
+        if completion.finish == "error":
+            return completion
+        text = completion.text if letters is None else "".join(self._head(completion.request.question)) + letters
+        return replace(completion, text=text, finish=None, letters=letters)
 
     def _forces_words(self, first: Asked, otherwise: str) -> bool:
         """Return whether the server goes on behind words put into the model's mouth; if not, say so.
@@ -202,7 +194,8 @@ class Remote:
             return True
         request = self._request(first, {"max_tokens": 1}, forced=True)
         plain = {key: value for key, value in request["extra_body"].items() if key not in CONTINUED}
-        continued, answered = self.client.ask(request), self.client.ask({**request, "extra_body": plain})
+        continued = self.client.ask(first, request)
+        answered = self.client.ask(first, {**request, "extra_body": plain})
         refused = continued.reason is not None and continued.reason.startswith(REFUSED)
         if continued.finish == "error" and not refused:
             raise UserError(f"{self.client.address}: the first request failed: {continued.reason}")
@@ -218,7 +211,7 @@ class Remote:
         )
         return False
 
-    def _send(self, asked: Sequence[Asked], request: Callable[[Asked], Body]) -> Iterator[tuple[Asked, Reply]]:
+    def _send(self, asked: Sequence[Asked], request: Callable[[Asked], Body]) -> Iterator[Completion]:
         return self.client.send((item, request(item)) for item in asked)
 
     def _request(
@@ -256,41 +249,23 @@ class Remote:
         return {**request, "extra_body": beyond}
 
 
-def read(written: Written) -> Prediction:
-    """Return the prediction that a text is; a failed request is one without text or answer."""
-    question, text = written.asked.question, written.text
-    if written.finish == "error":
-        return _failed(question, written.reason)
-    return Prediction(
-        question.id,
-        text,
-        answer_parsing.parse(text, question),
-        answer_parsing.split_explanation(text),
-        finish=written.finish,
-    )
+def _failed(completion: Completion, reason: str) -> Completion:
+    return replace(completion, text="", finish="error", reason=reason)
 
 
-def _failed(question: Question, reason: str | None) -> Prediction:
-    return Prediction(question.id, "", None, None, finish="error", reason=reason)
-
-
-def _from_letter(reply: Reply, question: Question) -> tuple[Mapping[str, float], ...]:
+def _from_letter(completion: Completion) -> tuple[Token, ...]:
     """Return the tokens of an answer from its first letter on; of an answer of one token that one."""
-    if len(reply.logprobs) == 1:
-        return reply.logprobs
-    own = (next(iter(tops), "").strip() for tops in reply.logprobs)
-    start = next((place for place, token in enumerate(own) if token in question.options), len(reply.logprobs))
-    return reply.logprobs[start:]
+    if len(completion.logprobs) == 1:
+        return completion.logprobs
+    options = completion.request.question.options
+    start = next((place for place, token in enumerate(completion.logprobs) if token.text.strip() in options), None)
+    return () if start is None else completion.logprobs[start:]
 
 
-def _best(tokens: Sequence[Mapping[str, float]], question: Question) -> str | None:
+def _best(tokens: Sequence[Token], question: Question) -> str | None:
     """Return the most probable letter at the first of `tokens`; None if no letter is among the most probable."""
-    letters: dict[str, float] = {}
-    for token, log in tokens[0].items() if tokens else ():
-        letter = token.strip()
-        if letter in question.options:
-            letters[letter] = max(log, letters.get(letter, log))
-    return max(letters, key=letters.__getitem__, default=None)
+    texts = (text.strip() for text, _ in (tokens[0].top if tokens else ()))
+    return next((text for text in texts if text in question.options), None)
 
 
 def _settings(config: Config) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -7,6 +7,7 @@ own: /v1/chat/completions, /v1/completions, /v1/models and /health. Requests tha
 import dataclasses
 import importlib.util
 import os
+import re
 import socket
 from collections.abc import Sequence
 from pathlib import Path
@@ -64,6 +65,10 @@ def main(argv: Sequence[str]) -> int | None:
     limits = Limits(args.max_body, args.max_prompt_tokens, args.max_output_tokens, args.max_seconds)
     if min(dataclasses.astuple(limits)) <= 0:
         raise UserError("--max-...: a limit must be above 0.")
+    # An empty variable is one that is not set.
+    key = args.api_key or None
+    if key is not None and not re.fullmatch("[!-~]+", key):
+        raise UserError("--api-key: clients can only send letters, digits and signs of ASCII, without spaces.")
     if importlib.util.find_spec("fastapi") is None or importlib.util.find_spec("uvicorn") is None:
         raise UserError("serve needs fastapi and uvicorn: pip install 'cmexam_tune[serve]'")
     with listen(args.host, args.port) as opened:
@@ -74,8 +79,8 @@ def main(argv: Sequence[str]) -> int | None:
 
         config, loaded = loading.load_writer(args.run or args.config, args.overrides)
         name = args.name or Path(args.run or args.config).resolve().stem
-        app = application(config, loaded, name, limits, args.api_key, ask_as_trained=args.ask_as_trained)
-        if args.host not in LOOPBACK and not args.api_key:
+        app = application(config, loaded, name, limits, key, ask_as_trained=args.ask_as_trained)
+        if args.host not in LOOPBACK and key is None:
             cli.note(
                 f"warning: {args.host} can be reached from other machines, and nothing asks for a key (--api-key)."
             )

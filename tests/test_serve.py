@@ -5,11 +5,13 @@ import dataclasses
 import io
 import itertools
 import json
+import socket
+import sys
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,7 +24,15 @@ from cmexam_tune.core import jsonl
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.inference import conversation, loading
-from cmexam_tune.inference.serving import Limits, openai_protocol
+from cmexam_tune.inference.serving import (
+    EventStream,
+    GenerationRequest,
+    Limits,
+    ProtocolRequest,
+    Refused,
+    app,
+    openai_protocol,
+)
 from cmexam_tune.inference.serving.app import application
 from cmexam_tune.inference.serving.batcher import DynamicBatcher, settled
 from cmexam_tune.predict import predict
@@ -65,8 +75,8 @@ LIMITS = Limits(body=20_000, prompt_tokens=600, output_tokens=400, seconds=60)
 def serving(run: Path | str, *overrides: str, **more: Any) -> Iterator[openai.OpenAI]:
     config, loaded = loading.load_writer(run, overrides)
     with serve.listen("127.0.0.1", 0) as opened:
-        app = application(config, loaded, "tuned", LIMITS, **more)
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
+        web = application(config, loaded, "tuned", LIMITS, **more)
+        server = uvicorn.Server(uvicorn.Config(web, log_level="warning"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]}, daemon=True)
         thread.start()
         address = f"http://127.0.0.1:{opened.getsockname()[1]}/v1"
@@ -511,6 +521,61 @@ def test_numbers_may_be_written_as_clients_write_them(client: openai.OpenAI) -> 
     sent = body(max_tokens=4.0, n=1.0, temperature=1, presence_penalty=0.0, frequency_penalty=0, logprobs=False)
     with urllib.request.urlopen(f"{client.base_url}chat/completions", sent.encode()) as answer:
         assert json.load(answer)["usage"]["completion_tokens"] <= 4
+
+
+class Ping(ProtocolRequest):
+    """Another protocol, as small as one can be."""
+
+    say: str
+
+    @staticmethod
+    def key(headers: Mapping[str, str]) -> str:
+        return headers.get("x-key", "")
+
+    @staticmethod
+    def error(refused: Refused) -> dict[str, Any]:
+        return {"wrong": refused.field or str(refused)}
+
+    def generation(self) -> GenerationRequest:
+        return GenerationRequest([self.say, user(self.say)], max_tokens=3)
+
+    def answer(self, completions: Sequence[Any], name: str) -> dict[str, Any]:
+        return {"said": [completion.tokens for completion in completions], "by": name}
+
+    def events(self, name: str) -> EventStream:
+        raise Refused(400, "stream: is not possible here.", "stream")
+
+
+def test_another_protocol_is_one_class_and_one_route(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "ROUTES", {**app.ROUTES, "/ping": Ping})
+    with serving(run, api_key="SECRET") as client:
+
+        def post(values: dict[str, Any], key: str = "SECRET") -> Any:
+            address = str(client.base_url).replace("/v1/", "/ping")
+            return urllib.request.urlopen(urllib.request.Request(address, json.dumps(values).encode(), {"x-key": key}))
+
+        assert json.load(post({"say": "问题"})) == {"said": [3, 3], "by": "tuned"}
+        for values, key, status, wrong in (
+            ({"say": 1}, "SECRET", 400, "say"), ({"say": "x", "n": 2}, "SECRET", 400, "n"),
+            ({"say": "x", "model": "y"}, "SECRET", 404, "model"), ({"say": "x"}, "", 401, "API key is missing"),
+            ({"say": "x", "stream": True}, "SECRET", 400, "stream"),
+        ):  # fmt: skip
+            with pytest.raises(urllib.error.HTTPError) as caught:
+                post(values, key)
+            assert caught.value.code == status and wrong in json.load(caught.value)["wrong"]
+
+
+def test_half_a_request_is_not_waited_for_without_end(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "LIMITS", dataclasses.replace(LIMITS, seconds=0.5))
+    with serving(run) as client, socket.create_connection(("127.0.0.1", client.base_url.port or 0), timeout=20) as line:
+        line.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        assert b"408" in line.recv(200).partition(b"\r\n")[0]
+
+
+@pytest.mark.parametrize("key", ["密钥", "two words"])
+def test_a_key_that_no_client_can_send(key: str) -> None:
+    with pytest.raises(UserError, match="--api-key"):
+        serve.main(["--run", "nowhere", "--api-key", key])
 
 
 def test_health_completions_and_stop(client: openai.OpenAI) -> None:

@@ -99,7 +99,11 @@ class ProtocolRequest(BaseModel):
 
     @abstractmethod
     def events(self, name: str) -> EventStream:
-        """Return the stream of an answer by the model called `name`."""
+        """Return the stream of an answer by the model called `name`.
+
+        Raises:
+            Refused: a protocol without streams.
+        """
 
 
 def event(content: Mapping[str, Any]) -> str:

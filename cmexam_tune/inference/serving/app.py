@@ -102,31 +102,38 @@ def _answers(service: "Service", kind: type[ProtocolRequest]) -> Callable[[Reque
     async def answer(http: Request) -> Response:
         try:
             service.check_key(kind.key(http.headers))
-            request = read(kind, await _body(http, service.limits.body))
+            request = read(kind, await _body(http, service.limits))
             service.check_name(request.model or service.name)
+            stream = request.events(service.name) if request.stream else None
             news = service.generate(request.generation(), http, request.stream)
             # A request that is refused gets its status before anything is sent.
             first = await anext(news)
         except Exception as error:  # noqa: BLE001 - the client gets an error object, whatever happened
             refused = _refused(error)
             return JSONResponse(kind.error(refused), refused.status)
-        if request.stream:
-            events = _events(first, news, request.events(service.name), kind)
-            return StreamingResponse(events, media_type="text/event-stream")
+        if stream is not None:
+            return StreamingResponse(_events(first, news, stream, kind), media_type="text/event-stream")
         assert not isinstance(first, Progress), "only streams are told of progress"
         return JSONResponse(request.answer(first, service.name))
 
     return answer
 
 
-async def _body(http: Request, limit: int) -> str:
+async def _body(http: Request, limits: Limits) -> str:
     received = b""
-    async for part in http.stream():
-        received += part
-        if len(received) > limit:
-            raise Refused(413, f"the request is larger than {limit:,} bytes.")
+
+    async def receive() -> None:
+        nonlocal received
+        async for part in http.stream():
+            received += part
+            if len(received) > limits.body:
+                raise Refused(413, f"the request is larger than {limits.body:,} bytes.")
+
     try:
+        await asyncio.wait_for(receive(), limits.seconds)
         return received.decode("utf-8")
+    except asyncio.TimeoutError:
+        raise Refused(408, f"no whole request within {limits.seconds:g} seconds.") from None
     except UnicodeDecodeError:
         raise Refused(400, "the request is not UTF-8.") from None
 

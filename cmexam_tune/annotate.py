@@ -3,9 +3,10 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from cmexam_tune.core import cli, files, jsonl
+from cmexam_tune.core.cli import File, Flag, Override
 from cmexam_tune.core.errors import DataError, UserError
 from cmexam_tune.core.schema import Question
 from cmexam_tune.core.written import Written
@@ -35,10 +36,10 @@ def annotate(
     """Fill the annotations that questions lack, and return the report: what was proposed, refused and agreed upon.
 
     Args:
-        questions: as `preprocess` writes them; annotations that are there stay, and are compared.
-        models: recipes, by path or name.
+        questions: as `cmexam-tune preprocess` writes them; annotations that are there stay, and are compared.
+        models: recipes of the models that vote, by path or name.
         out: the annotated questions; must not be `questions`.
-        overrides: `section.key=value` changes to every recipe.
+        overrides: changes to every recipe: `section.key=value`; `cmexam-tune train --help` lists them.
         overwrite: replace files that annotate has not written, or that were changed since. Reviews are always kept.
 
     Raises:
@@ -127,21 +128,17 @@ def table(found: Mapping[str, Any]) -> Table:
     return Table(head, tuple(lines), note=note)
 
 
-def main(argv: Sequence[str]) -> int | None:
-    """Read the command line and annotate."""
-    parser = cli.Parser("annotate", "Let models propose CMExam's five annotations, for people to review.", EPILOG)
-    cli.add_overrides(parser)
-    parser.add_argument("--questions", required=True, metavar="FILE", help="as `cmexam-tune preprocess` writes them")
-    parser.add_argument("--config", required=True, nargs="+", metavar="MODEL", help="recipes of the models that vote")
-    parser.add_argument("--out", required=True, metavar="FILE", help="the questions with their annotations")
-    parser.add_argument(
-        "--overwrite", action="store_true", help="replace files that annotate has not written; reviews are always kept"
-    )
-    got = parser.parse_intermixed_args(list(argv))
-    models, more = cli.without_overrides(got.config)
-    cli.say(str(table(annotate(got.questions, models, got.out, [*more, *got.overrides], overwrite=got.overwrite))))
-    cli.say(f"\n{got.out}; to review: {got.out}.review.xlsx")
-    return None
+@cli.program(annotate, EPILOG)
+def main(
+    *overrides: Override,
+    questions: File,
+    models: Annotated[Sequence[str], Flag("MODEL", names=("--config",))],
+    out: File,
+    **options: Any,
+) -> None:
+    """Let models propose CMExam's five annotations, for people to review."""
+    cli.say(str(table(annotate(questions, models, out, overrides, **options))))
+    cli.say(f"\n{out}; to review: {out}.review.xlsx")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """`cmexam-tune chat`: ask a trained model questions in the terminal."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from cmexam_tune.core import cli
+from cmexam_tune.core.cli import Folder, Override, Recipe
 
 EPILOG = """A message may have several lines; an empty line sends it. A question with lines of options (A ..., B ...) is
 asked in the words that the model was trained on. /help lists the commands.
@@ -30,16 +31,19 @@ def messages_of(lines: Iterator[str]) -> Iterator[str]:
         yield "\n".join(message)
 
 
-def main(argv: Sequence[str]) -> int | None:
-    """Read the command line and talk until the input ends."""
-    parser = cli.Parser("chat", "Ask a trained model questions in the terminal.", EPILOG)
-    cli.add_model_source(parser)
-    args = parser.parse_intermixed_args(list(argv))
+@cli.program(None, EPILOG)
+def main(*overrides: Override, run: Folder | None = None, config: Recipe | None = None) -> None:
+    """Ask a trained model questions in the terminal.
+
+    Args:
+        run: a run folder of cmexam-tune train.
+        config: a recipe whose model answers as it is.
+    """
     from cmexam_tune.inference import conversation, loading
 
-    config, loaded = loading.load_writer(args.run or args.config, args.overrides)
+    settings, loaded = loading.load_writer(cli.exactly_one(run=run, config=config), overrides)
     cli.note("Ask; an empty line sends. /help lists the commands.")
-    if not conversation.remembers(config, loaded):
+    if not conversation.remembers(settings, loaded):
         cli.note("This model's template has no form for earlier turns: every message stands for itself.")
     turns: list[dict[str, str]] = []
     for text in messages_of(sys.stdin):
@@ -54,14 +58,13 @@ def main(argv: Sequence[str]) -> int | None:
             continue
         turns.append({"role": "user", "content": text})
         try:
-            answer = conversation.reply(config, loaded, turns).text
+            answer = conversation.reply(settings, loaded, turns).text
         except conversation.TooLong as error:
             turns.pop()
             cli.note(str(error))
             continue
         turns.append({"role": "assistant", "content": answer})
         cli.say((answer or "(The model wrote nothing.)") + "\n")
-    return None
 
 
 if __name__ == "__main__":

@@ -4,8 +4,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Annotated, Any
 
 from cmexam_tune.core import cli, files, jsonl
+from cmexam_tune.core.cli import File, Flag, Folder
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.quality.findings import (
     DEFAULT_DROP,
@@ -43,7 +45,7 @@ def check(
     against: Sequence[str | Path] = (),
     out: str | Path | None = None,
     *,
-    drop: Sequence[str] = DEFAULT_DROP,
+    drop: Annotated[Sequence[str], Flag("a,b", separator=",")] = DEFAULT_DROP,
     overwrite: bool = False,
 ) -> Checked:
     """Check question files, and write what was found to the folder `out` where one is given.
@@ -102,27 +104,15 @@ def _write(result: Checked, paths: dict[str, Path], out: Path) -> None:
             handle.write(text)
 
 
-def main(argv: Sequence[str]) -> int | None:
-    """Run `cmexam-tune check`."""
-    parser = cli.Parser("check", "Find duplicates, overlap with tests, and suspicious questions.", EPILOG)
-    parser.add_argument("--questions", nargs="+", required=True, metavar="FILE", help="question files to check")
-    parser.add_argument(
-        "--against", nargs="+", default=[], metavar="FILE", help="files to compare them with: tests, other exams"
-    )
-    parser.add_argument("--out", required=True, metavar="DIR", help="folder to write to")
-    parser.add_argument(
-        "--drop", default=",".join(DEFAULT_DROP), metavar="a,b", help="reasons to leave a question out (%(default)s)"
-    )
-    parser.add_argument("--overwrite", action="store_true", help="replace existing output files")
-    args = parser.parse_args(argv)
-    drop = [reason.strip() for reason in args.drop.split(",") if reason.strip()]
-    result = check(args.questions, args.against, args.out, drop=drop, overwrite=args.overwrite)
+@cli.program(check, EPILOG)
+def main(*, questions: Sequence[File], against: Sequence[File] = (), out: Folder, **options: Any) -> None:
+    """Find duplicates, overlap with tests, and suspicious questions."""
+    result = check(questions, against, out, **options)
     from cmexam_tune.quality import check_page
 
     for table in check_page.tables(result):
         cli.say(table.text() + "\n")
-    cli.say(f"written to {args.out}")
-    return None
+    cli.say(f"written to {out}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """Score predictions by a scorer's rules and write the report."""
 
-import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from cmexam_tune.core import cli, files, jsonl
+from cmexam_tune.core.cli import File, Folder
 from cmexam_tune.core.errors import DataError, UserError
 from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.evaluation import comparison, grading, prediction_metadata, scorers
@@ -16,7 +16,7 @@ from cmexam_tune.evaluation.prediction_metadata import PredictionMetadata
 from cmexam_tune.evaluation.scorers import STANDARD, Scorer
 from cmexam_tune.interop import predictions as other_tools
 from cmexam_tune.quality import contamination
-from cmexam_tune.report import building, identity, plots, sections, writing
+from cmexam_tune.report import building, identity, sections, writing
 from cmexam_tune.report.papers import published_tables
 from cmexam_tune.training.run_directory import log
 
@@ -30,6 +30,8 @@ EPILOG = """writes DIR/report.json, DIR/report.md and DIR/report.html (one file,
 In report.json accuracy, its Wilson 95% interval accuracy_ci, BLEU and ROUGE are percentages; precision, recall and
 weighted_f1 are fractions from 0 to 1, as scikit-learn gives them. Only `question_id` and `text` of a prediction are
 read: the profile's parser finds answer and explanation again.
+
+{names}
 
 examples:
   cmexam-tune evaluate --predictions predictions.jsonl --questions test.questions.jsonl --out report
@@ -69,7 +71,7 @@ def evaluate(
     baseline: Predictions | None = None,
     published: str | None = None,
     name: str | Sequence[str] = (),
-    overlap: str | Path | None = None,
+    overlap: File | None = None,
     latex: bool = False,
     seeds: bool | None = None,
     limit: int | None = None,
@@ -79,16 +81,17 @@ def evaluate(
     """Score predictions, write the report to the folder `out` if one is given, and return it.
 
     Args:
-        predictions: records or a file (also another tool's, see `interop.predictions`); several: side by side.
-        questions: the questions file or records that were predicted: these ids and no others.
+        predictions: what models wrote, also by another tool; several files (runs, seeds, modes) are shown side by side.
+        questions: the questions that were predicted: these ids and no others.
         out: folder for report.json, report.md and report.html.
-        profile: whose rules: one of `scorers.names()`, or `all` for `standard` with the scores of all of them.
+        profile: whose rules: a name in `evaluation/scorers`, or `all`: `standard`, and beside it the scores of all.
         baseline: predictions of the same questions to compare with, question by question.
-        published: show published numbers beside the run: one of `published_tables.names()`.
-        name: what the run is called, or a name for each of several files.
-        overlap: what `check` wrote about these questions: those that were also elsewhere are scored apart.
+        published: show published numbers beside the run: cmexam, cmb, or another of `published_tables.names()`.
+        name: what the run is called in the report; one name for each of several files.
+        overlap: <stem>.overlap.jsonl of `check`: questions that were also elsewhere are scored apart.
         latex: also write report.tex.
-        seeds: whether several files are seeds of one experiment; default: as the metadata beside them say.
+        seeds: whether several files are seeds of one experiment: mean and deviation; default: as the metadata beside
+            them say.
         limit: score only the first so many questions.
         answered_only: score only the questions that every run has a prediction for; the report says so.
         overwrite: replace a report in `out`.
@@ -218,50 +221,33 @@ def _check_out(out: str | Path | None, overwrite: bool) -> None:
         files.check_output(Path(out) / name, overwrite)
 
 
-def main(argv: Sequence[str]) -> int | None:
-    """Run `cmexam-tune evaluate`."""
-    parser = cli.Parser("evaluate", "Score predictions and write a report.", EPILOG)
-    parser.add_argument(
-        "--predictions", required=True, action="append", metavar="FILE", help="again for more runs, seeds or modes"
-    )
-    parser.add_argument("--questions", required=True, metavar="FILE", help="the questions that were predicted")
-    parser.add_argument("--out", required=True, metavar="DIR", help="folder of the report")
-    parser.add_argument(
-        "--profile",
-        default="standard",
-        metavar="NAME",
-        help=f"whose rules, or {ALL}: {', '.join(scorers.names())}",
-    )
-    parser.add_argument("--baseline", metavar="FILE", help="predictions to compare with, question by question")
-    parser.add_argument(
-        "--published",
-        metavar="EXAM",
-        help=f"show published numbers beside the run: {', '.join(published_tables.names())}",
-    )
-    parser.add_argument(
-        "--name", action="append", default=[], help="what the run is called in the report; one for each --predictions"
-    )
-    parser.add_argument(
-        "--seeds",
-        action=argparse.BooleanOptionalAction,
-        help="several files are seeds of one experiment: mean and deviation (default: as the notes beside them say)",
-    )
-    parser.add_argument("--overlap", metavar="FILE", help="<stem>.overlap.jsonl of check: score those questions apart")
-    parser.add_argument("--latex", action="store_true", help="also write report.tex")
-    parser.add_argument("--plots", action="store_true", help="also write the charts as PNG and SVG to DIR/plots")
-    parser.add_argument("--limit", type=int, metavar="N", help="score only the first N questions")
-    parser.add_argument(
-        "--answered-only", action="store_true", help="score only questions that have a prediction; the report says so"
-    )
-    parser.add_argument("--overwrite", action="store_true", help="replace a report in DIR")
-    args = vars(parser.parse_args(argv))
-    with_plots, out = args.pop("plots"), Path(args["out"])
-    report = evaluate(**args)
-    if with_plots:
-        plots.draw(report, out)
+def _epilog() -> str:
+    names = f"profiles: {', '.join(scorers.names())}\npublished numbers: {', '.join(published_tables.names())}"
+    return EPILOG.format(names=names)
+
+
+@cli.program(evaluate, _epilog)
+def main(
+    *,
+    predictions: Sequence[File],
+    questions: File,
+    out: Folder,
+    baseline: File | None = None,
+    plots: bool = False,
+    **options: Any,
+) -> None:
+    """Score predictions and write a report.
+
+    Args:
+        plots: also write the charts as PNG and SVG to DIR/plots.
+    """
+    report = evaluate(predictions, questions, out, baseline=baseline, **options)
+    if plots:
+        from cmexam_tune.report.plots import draw
+
+        draw(report, Path(out))
     _say(report)
-    cli.say(f"report: {out / 'report.html'}")
-    return None
+    cli.say(f"report: {Path(out) / 'report.html'}")
 
 
 def _say(report: building.FullReport) -> None:

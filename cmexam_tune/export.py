@@ -6,10 +6,11 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cmexam_tune.config import Config
 from cmexam_tune.core import cli, folders, libraries
+from cmexam_tune.core.cli import File, Flag, Folder, Override
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.interop import tasks
 
@@ -193,49 +194,50 @@ def _compare(expected: "list[torch.Tensor]", load: "Callable[[], Loaded]", what:
             )
 
 
-def main(argv: Sequence[str]) -> int | None:
-    """Read the command line and export."""
-    parser = cli.Parser(
-        "export",
-        "Write the model of a run so that transformers, PEFT or the ChatGLM authors' scripts load it. The export is\n"
-        "read back first: it is kept only if it gives the trained model's logits. Or, with --task, write questions\n"
-        "as the task files of another evaluation tool; `evaluate` reads what it predicts.",
-        "examples:\n"
-        "  cmexam-tune export --run runs/lora_llama --out models/exam-llama --merge\n"
-        "  cmexam-tune export --run runs/lora_llama --out adapters/exam-llama --format peft\n"
-        "  cmexam-tune export --run runs/ptuning_chatglm --out adapters/exam-chatglm --format chatglm\n"
-        "  cmexam-tune export --task lm-eval --questions data/cmexam/test.questions.jsonl --out tasks/cmexam\n"
-        "  cmexam-tune export --average runs/seed1 runs/seed2 runs/seed3 --out adapters/exam-mean",
-    )
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--run", metavar="DIR", help="folder of a finished training run")
-    what.add_argument("--average", nargs="+", metavar="RUN", help="several runs: the mean of their LoRA adapters")
-    what.add_argument("--task", choices=tuple(tasks.TASKS), help="write --questions as this tool's task files")
-    parser.add_argument("--questions", metavar="FILE", help="with --task: a questions file")
-    parser.add_argument(
-        "--style", metavar="NAME|FILE", help=f"with --task: prompt style or file (default {tasks.STYLE})"
-    )
-    parser.add_argument("--out", required=True, metavar="DIR", help="folder to write")
-    parser.add_argument("--merge", action="store_true", help="merge a LoRA adapter into its base model")
-    parser.add_argument("--format", choices=FORMATS, help="hf: whole model; peft: adapter; chatglm: authors' prefix")
-    parser.add_argument(
-        "--overwrite", action="store_true", help="replace an earlier export; nothing else is ever replaced"
-    )
-    cli.add_overrides(parser)
-    got = parser.parse_intermixed_args(list(argv))
-    if got.task:
-        if got.questions is None or got.merge or got.format or got.overrides:
-            parser.error("--task takes --questions, --style, --out and --overwrite, and needs --questions.")
-        style = got.style or tasks.STYLE
-        cli.say(str(tasks.export(got.task, got.questions, got.out, PROGRAM, style=style, overwrite=got.overwrite)))
-        return None
-    if got.questions or got.style:
-        parser.error("--questions and --style belong to --task.")
-    options = {"merge": got.merge, "format": got.format, "overwrite": got.overwrite, "overrides": got.overrides}
-    if got.average and len(got.average) < 2:
-        parser.error("--average: name at least two runs")
-    cli.say(str(export(got.average or got.run, got.out, **options)))
-    return None
+EXAMPLES = """examples:
+  cmexam-tune export --run runs/lora_llama --out models/exam-llama --merge
+  cmexam-tune export --run runs/lora_llama --out adapters/exam-llama --format peft
+  cmexam-tune export --run runs/ptuning_chatglm --out adapters/exam-chatglm --format chatglm
+  cmexam-tune export --task lm-eval --questions data/cmexam/test.questions.jsonl --out tasks/cmexam
+  cmexam-tune export --average runs/seed1 runs/seed2 runs/seed3 --out adapters/exam-mean"""
+
+
+@cli.program(export, EXAMPLES)
+def main(
+    *overrides: Override,
+    run: Folder | None = None,
+    average: Annotated[Sequence[str], Flag("RUN")] = (),
+    task: tasks.Tool | None = None,
+    questions: File | None = None,
+    style: Annotated[str | None, Flag("NAME|FILE")] = None,
+    out: Folder,
+    merge: bool = False,
+    format: Format | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Write the model of a run so that transformers, PEFT or the ChatGLM authors' scripts load it.
+
+    The export is read back first: it is kept only if it gives the trained model's logits. Or, with --task, write
+    questions as the task files of another evaluation tool; `evaluate` reads what it predicts.
+
+    Args:
+        run: folder of a finished training run.
+        average: several runs: the mean of their LoRA adapters.
+        task: write --questions as this tool's task files.
+        questions: with --task: a questions file.
+        style: with --task: prompt style or file (default: cmb_answer).
+    """
+    source = cli.exactly_one(run=run, average=average, task=task)
+    if task:
+        if questions is None or merge or format or overrides:
+            raise cli.WrongUsage("--task takes --questions, --style, --out and --overwrite, and needs --questions.")
+        cli.say(str(tasks.export(task, questions, out, PROGRAM, style=style or tasks.STYLE, overwrite=overwrite)))
+        return
+    if questions or style:
+        raise cli.WrongUsage("--questions and --style belong to --task.")
+    if average and len(average) < 2:
+        raise cli.WrongUsage("--average: name at least two runs.")
+    cli.say(str(export(source, out, merge=merge, format=format, overwrite=overwrite, overrides=overrides)))
 
 
 if __name__ == "__main__":

@@ -5,13 +5,14 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from cmexam_tune import __version__
 from cmexam_tune.cmb_clin import human_scores, judging, results, rubric
 from cmexam_tune.cmb_clin.judgements import Judged, Judgement
 from cmexam_tune.cmb_clin.rubric import Rubric, Variant
 from cmexam_tune.core import cli, documents, files, jsonl
+from cmexam_tune.core.cli import File, Flag, Folder, Override
 from cmexam_tune.core.errors import DataError, UserError
 from cmexam_tune.core.schema import Case, Prediction
 from cmexam_tune.core.written import Written
@@ -75,9 +76,9 @@ def judge(
     Args:
         predictions: files that `predict --questions X.cases.jsonl` wrote; their names must differ.
         cases: the cases that were answered.
-        judges: recipes, by path or name; the file's name is the judge's.
+        judges: recipes of the judges, by path or name; the file's name is the judge's.
         out: folder for judgements and tables.
-        overrides: `section.key=value` changes to every judge.
+        overrides: changes to every judge: `section.key=value`; `cmexam-tune train --help` lists them.
         options: people's sheets, variants, another rubric.
         overwrite: replace reports in `out` that judge has not written, or that were changed since.
 
@@ -241,38 +242,45 @@ def _reports(found: Mapping[str, Any], axes: Sequence[str]) -> dict[str, str]:
     return dict(zip(SUFFIXES, texts, strict=True))
 
 
-def main(argv: Sequence[str]) -> int | None:
-    """Read the command line and judge."""
-    parser = cli.Parser("judge", "Score answers to CMB-Clin's cases by models or by people.", EPILOG)
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help=cli.OVERRIDES_HELP)
-    parser.add_argument("--predictions", required=True, nargs="+", metavar="FILE", help="answers to the cases")
-    parser.add_argument("--cases", required=True, metavar="FILE", help="the cases (.cases.jsonl)")
-    parser.add_argument("--config", nargs="+", default=[], metavar="JUDGE", help="recipes of the judges")
-    parser.add_argument("--out", metavar="DIR", help="folder for judgements and tables")
-    parser.add_argument("--rubric", metavar="FILE", help="another rubric; the shipped one is cmb_clin/rubric.yaml")
-    parser.add_argument("--also", nargs="+", default=[], choices=ALSO, help="judge once more in these variants")
-    parser.add_argument(
-        "--export", metavar="SHEET.xlsx", help="write a sheet for a person to fill in, and nothing else"
-    )
-    parser.add_argument("--sample", type=int, metavar="N", help="with --export: so many answers (default: all)")
-    parser.add_argument("--seed", type=int, default=0, help="with --export: of drawing and shuffling (default: 0)")
-    parser.add_argument("--import", dest="imported", nargs="+", default=[], metavar="SHEET.xlsx", help="filled sheets")
-    parser.add_argument("--overwrite", action="store_true", help="replace reports in DIR that judge has not written")
-    got = parser.parse_intermixed_args(list(argv))
-    if got.sample is not None and got.sample < 1:
-        raise UserError(f"--sample {got.sample}: at least 1 is needed.")
-    if got.export:
-        read = _read(got.predictions, got.cases)
-        cases = list(jsonl.read(got.cases, Case))
-        count = human_scores.export(got.export, cases, read, rubric.read(got.rubric), sample=got.sample, seed=got.seed)
-        cli.say(f"{got.export}: {count} answers; {human_scores.key_path(got.export)} says which model wrote which")
-        return None
-    if not got.out:
+Sheet = Annotated[str, Flag("SHEET.xlsx")]
+
+
+@cli.program(judge, EPILOG)
+def main(
+    *overrides: Override,
+    predictions: Sequence[File],
+    cases: File,
+    judges: Annotated[Sequence[str], Flag("JUDGE", names=("--config",))] = (),
+    out: Folder | None = None,
+    rubric_file: Annotated[File | None, Flag("FILE", names=("--rubric",))] = None,
+    also: Sequence[Literal["reversed", "no_reference"]] = (),
+    export: Sheet | None = None,
+    sample: int | None = None,
+    seed: int = 0,
+    imported: Annotated[Sequence[Sheet], Flag("SHEET.xlsx", names=("--import",))] = (),
+    **options: Any,
+) -> None:
+    """Score answers to CMB-Clin's cases by models or by people.
+
+    Args:
+        rubric_file: another rubric; the shipped one is cmb_clin/rubric.yaml.
+        also: judge once more in these variants.
+        export: write a sheet for a person to fill in, and nothing else.
+        sample: with --export: so many answers (default: all).
+        seed: with --export: of drawing and shuffling.
+        imported: filled sheets.
+    """
+    if sample is not None and sample < 1:
+        raise UserError(f"--sample {sample}: at least 1 is needed.")
+    if export:
+        answers = _read(predictions, cases)
+        asked = list(jsonl.read(cases, Case))
+        count = human_scores.export(export, asked, answers, rubric.read(rubric_file), sample=sample, seed=seed)
+        cli.say(f"{export}: {count} answers; {human_scores.key_path(export)} says which model wrote which")
+        return
+    if not out:
         raise UserError("judge: --out names the folder for judgements and tables (or --export a sheet).")
-    options = Options(got.imported, got.also, got.rubric)
-    judges, more = cli.without_overrides(got.config)
-    judge(got.predictions, got.cases, judges, got.out, [*more, *got.overrides], options, overwrite=got.overwrite)
-    return None
+    judge(predictions, cases, judges, out, overrides, Options(imported, also, rubric_file), **options)
 
 
 if __name__ == "__main__":

@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Annotated, Any
 
 from cmexam_tune import exams, prompts
 from cmexam_tune.core import cli, jsonl, variants
+from cmexam_tune.core.cli import File, Flag, Folder
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.core.files import check_input, sha256
 from cmexam_tune.core.progress import Progress
@@ -38,6 +39,9 @@ ModelScope; the report names the revision. CMB's test questions are joined with 
 (letters, number, index, text) and facet:NAME; other names of a column follow after |. It amends the exam's own map; a
 YAML file of such fields is an exam as well: `preprocess my_exam.yaml`.
 
+exams: {exams}
+styles: {styles}
+
 examples:
   cmexam-tune preprocess cmexam --input data/train.csv data/val.csv --out data/cmexam
   cmexam-tune preprocess cmexam --input data/val.csv --out prompts --styles 1,4 --format alpaca
@@ -61,9 +65,9 @@ def preprocess(
     inputs: Sequence[str | Path],
     out: str | Path,
     *,
-    answers: str | Path | None = None,
-    columns: str | None = None,
-    styles: Sequence[str] = (),
+    answers: File | None = None,
+    columns: Annotated[str | None, Flag("FIELD=COLUMN,...", names=("--map",))] = None,
+    styles: Annotated[Sequence[str], Flag("1,4", separator=",")] = (),
     format: Format = "prompt",
     split: Split | None = None,
     overwrite: bool = False,
@@ -71,15 +75,15 @@ def preprocess(
     """Write the questions of raw exam files, and what was kept, repaired and dropped, to the folder `out`.
 
     Args:
-        exam: a name in `cmexam_tune/exams/` (cmexam, cmb, ...), a YAML file of columns, or a module (`my_lab.exam`).
-        inputs: raw files, folders, zips, `hf://` or `ms://` addresses; the files' stems name what is written.
-        out: the folder, made where needed.
-        answers: second file with the answers (cmb test).
-        columns: what `--map` says: `stem=题干,facet:科室=科室`.
-        styles: names or ids of `prompts.STYLES` to render, or prompt files with own words (`mine.yaml`).
-        format: keys of the rendered rows, see `FORMATS`.
+        exam: its format: a name (cmexam, cmb, table, ...), a YAML file of columns, or a module (my_lab.exam).
+        inputs: files, folders, zips, hf:// or ms:// names; the files' stems name what is written.
+        out: folder to write to, made where needed.
+        answers: cmb: second file that holds the answers, joined by id.
+        columns: which columns to read: `stem=题干,facet:科室=科室`.
+        styles: also write prompts in these styles: names, numbers, or files with words of your own (own.yaml).
+        format: keys of the prompts.
         split: also write parts.
-        overwrite: replace files of an earlier call.
+        overwrite: replace existing output files.
 
     Returns:
         The content of each `<stem>.report.json`, in the order of the files.
@@ -256,43 +260,37 @@ def summary(report: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main(argv: Sequence[str]) -> int | None:
-    """Run `cmexam-tune preprocess`."""
-    parser = cli.Parser("preprocess", "Turn raw exam files into questions, and into prompts where asked.", EPILOG)
-    known = ", ".join(variants.names("exams"))
-    parser.add_argument("exam", metavar="EXAM", help=f"its format: {known}, a YAML file, or a module (my_lab.exam)")
-    parser.add_argument(
-        "--input", nargs="+", required=True, metavar="FILE", help="files, folders, zips, hf:// or ms:// names"
-    )
-    parser.add_argument("--out", required=True, metavar="DIR", help="folder to write to")
-    parser.add_argument("--answers", metavar="FILE", help="cmb: second file that holds the answers, joined by id")
-    parser.add_argument("--map", metavar="FIELD=COLUMN,...", help="which columns to read, see below")
-    parser.add_argument(
-        "--styles", default="", metavar="1,4", help=f"also write prompts: {', '.join(prompts.STYLES)}, or own.yaml"
-    )
-    parser.add_argument("--format", choices=list(FORMATS), default="prompt", help="keys of the prompts (%(default)s)")
-    parser.add_argument("--split", metavar="train=0.8,val=0.2", help="also write these parts; cases stay whole")
-    parser.add_argument("--seed", type=int, default=0, help="of the parts (%(default)s)")
-    parser.add_argument("--stratify", metavar="FACET", help="each part gets its share of every value of this facet")
-    parser.add_argument("--overwrite", action="store_true", help="replace existing output files")
-    args = parser.parse_args(argv)
-    reports = preprocess(
-        args.exam,
-        args.input,
-        args.out,
-        answers=args.answers,
-        columns=args.map,
-        styles=[style.strip() for style in args.styles.split(",") if style.strip()],
-        format=args.format,
-        split=Split(parse_shares(args.split), args.seed, args.stratify) if args.split else None,
-        overwrite=args.overwrite,
-    )
+def _epilog() -> str:
+    names = {"exams": ", ".join(variants.names("exams")), "styles": ", ".join(prompts.STYLES)}
+    return EPILOG.format(**names)
+
+
+@cli.program(preprocess, _epilog)
+def main(
+    exam: str,
+    /,
+    *,
+    inputs: Annotated[Sequence[File], Flag("FILE", names=("--input",))],
+    out: Folder,
+    split: Annotated[str | None, Flag("train=0.8,val=0.2")] = None,
+    seed: int = 0,
+    stratify: Annotated[str | None, Flag("FACET")] = None,
+    **options: Any,
+) -> None:
+    """Turn raw exam files into questions, and into prompts where asked.
+
+    Args:
+        split: also write these parts; cases stay whole.
+        seed: of the parts.
+        stratify: each part gets its share of every value of this facet.
+    """
+    parts = Split(parse_shares(split), seed, stratify) if split else None
+    reports = preprocess(exam, inputs, out, split=parts, **options)
     for report in reports:
         cli.say(summary(report))
-    if left := reports[0]["left_out"]:
-        cli.say(f"left out, no columns of this exam: {', '.join(left)}")
-    cli.say(f"written to {args.out}")
-    return None
+    if left_out := reports[0]["left_out"]:
+        cli.say(f"left out, no columns of this exam: {', '.join(left_out)}")
+    cli.say(f"written to {out}")
 
 
 if __name__ == "__main__":

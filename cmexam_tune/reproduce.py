@@ -7,9 +7,11 @@ import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 from cmexam_tune.config import Config, dump_config, load_config
 from cmexam_tune.core import cli
+from cmexam_tune.core.cli import Flag, Folder
 from cmexam_tune.core.errors import TrainingStopped, UserError
 from cmexam_tune.core.files import atomic_write
 from cmexam_tune.core.variants import suggest
@@ -21,6 +23,8 @@ EPILOG = """Rows are recipes (lora_llama) or their published names (LLaMA-CMExam
 ROW/seedN/ and, where the paper scores explanations, ROW/seedN-explain/, with run/, predictions.jsonl and report/. Rows
 of CMB run in the settings that the paper prints: ROW/seedN/, seedN-answer-3shot/, seedN-cot/ and seedN-cot-3shot/.
 Started again it goes on where it was; finished steps are not repeated.
+
+settings: {settings}
 
 examples:
   cmexam-tune reproduce ptuning_chatglm head_bert --data data/raw --out runs/paper --seeds 1,2,3
@@ -255,41 +259,62 @@ def _write_config(unit: Unit) -> Path:
     return path
 
 
-def main(argv: Sequence[str]) -> int | None:
-    """Read the command line, reproduce the rows and print the tables."""
-    parser = cli.Parser("reproduce", "Reproduce rows of the papers, from the raw exam files to a table.", EPILOG)
-    parser.add_argument("rows", nargs="*", metavar="ROW|key=value", help="rows, and changes to their recipes")
-    parser.add_argument("--out", required=True, help="folder for data, runs, predictions, reports and tables")
-    parser.add_argument("--seeds", default="1", help="comma-separated training seeds, one run each (default: 1)")
-    parser.add_argument("--data", default="data/raw", help="folder with the raw exam files (default: data/raw)")
-    parser.add_argument("--settings", metavar="S,S", help="CMB: some of " + ", ".join(entries.SETTINGS))
-    parser.add_argument("--cmb", action="store_true", help="all finished runs in --out as CMB's Tables 3 and 4")
-    parser.add_argument("--launch", help="start training and prediction by this: 'torchrun --nproc_per_node 8 -m'")
-    for number in (3, *reproduced_tables.BY_GROUPS):
-        text = f"all finished runs in --out beside CMExam's Table {number}"
-        parser.add_argument(f"--table{number}", action="store_true", help=text)
-    args = parser.parse_intermixed_args(list(argv))
-    names = [word for word in args.rows if "=" not in word]
-    overrides = [word for word in args.rows if "=" in word]
-    layouts = [name for name in LAYOUTS if getattr(args, name)]
+def _epilog() -> str:
+    return EPILOG.format(settings=", ".join(entries.SETTINGS))
+
+
+@cli.program(reproduce, _epilog)
+def main(
+    *rows: Annotated[str, Flag("ROW|key=value")],
+    out: Folder,
+    data: Folder = "data/raw",
+    seeds: Annotated[str, Flag("N,N")] = "1",
+    settings: Annotated[Sequence[str] | None, Flag("S,S", separator=",")] = None,
+    launch: str | None = None,
+    cmb: bool = False,
+    table3: bool = False,
+    table4: bool = False,
+    table5: bool = False,
+    table6: bool = False,
+    table7: bool = False,
+    table8: bool = False,
+) -> None:
+    """Reproduce rows of the papers, from the raw exam files to a table.
+
+    Args:
+        rows: rows, and changes to their recipes.
+        out: folder for data, runs, predictions, reports and tables.
+        data: folder with the raw exam files, or with question files.
+        seeds: comma-separated training seeds, one run each.
+        settings: CMB: run only these of its settings.
+        launch: start training and prediction by this: 'torchrun --nproc_per_node 8 -m'.
+        cmb: all finished runs in --out as CMB's Tables 3 and 4.
+        table3: all finished runs in --out beside CMExam's Table 3.
+        table4: beside its Table 4.
+        table5: beside its Table 5.
+        table6: beside its Table 6.
+        table7: beside its Table 7.
+        table8: beside its Table 8.
+    """
+    names = [word for word in rows if "=" not in word]
+    overrides = [word for word in rows if "=" in word]
+    flags = {"table3": table3, "table4": table4, "table5": table5, "table6": table6, "table7": table7, "table8": table8}
+    layouts = [name for name, wanted in {**flags, "cmb": cmb}.items() if wanted]
     if not names and not layouts:
         raise UserError(f"name at least one row, or --table3, or --cmb. Rows: {', '.join(entries.known())}.")
     try:
-        seeds = [int(seed) for seed in args.seeds.split(",")]
+        numbers = [int(seed) for seed in seeds.split(",")]
     except ValueError:
-        raise UserError(
-            f"--seeds {args.seeds}: whole numbers separated by commas are needed, for example 1,2,3."
-        ) from None
+        raise UserError(f"--seeds {seeds}: whole numbers separated by commas are needed, for example 1,2,3.") from None
     if names:
-        plan = Plan(seeds, args.settings.split(",") if args.settings else None, args.launch)
-        cli.say(str(reproduce(names, args.out, data=args.data, overrides=overrides, plan=plan)))
+        plan = Plan(numbers, settings or None, launch)
+        cli.say(str(reproduce(names, out, data=data, overrides=overrides, plan=plan)))
     for name in layouts:
-        measured = reproduced_tables.collect(Path(args.out))
+        measured = reproduced_tables.collect(Path(out))
         table = LAYOUTS[name](measured)
-        reproduced_tables.write(table, Path(args.out) / name, [page for row in measured for page in row.pages])
+        reproduced_tables.write(table, Path(out) / name, [page for row in measured for page in row.pages])
         cli.say(str(table))
-    cli.note(f"tables: {args.out}/*.md, *.tex, *.html")
-    return None
+    cli.note(f"tables: {out}/*.md, *.tex, *.html")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cmexam_tune.core import cli, documents
+from cmexam_tune.core.cli import Folder
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.report.table import Table
 
@@ -28,8 +29,11 @@ class Line:
     """The command that goes on with it."""
 
 
-def runs(folder: str | Path) -> list[Line]:
+def runs(folder: Folder = "runs") -> list[Line]:
     """Return the runs in a folder and in its folders, the newest first.
+
+    Args:
+        folder: folder of run folders.
 
     Raises:
         UserError: no such folder.
@@ -126,18 +130,11 @@ def _age(hours: float) -> str:
     return f"{hours:.0f} h" if hours < 48 else f"{hours / 24:.0f} days"
 
 
-def main(argv: Sequence[str]) -> int | None:
-    """Read the command line and list runs."""
-    parser = cli.Parser(
-        "runs",
-        "List the runs in a folder: method, data, loss, accuracy, age, and the command that goes on with each.",
-        "examples:\n  cmexam-tune runs runs",
-    )
-    parser.add_argument("folder", nargs="?", default="runs", metavar="DIR", help="folder of run folders; default: runs")
-    folder = parser.parse_args(list(argv)).folder
+@cli.program(runs, "examples:\n  cmexam-tune runs runs")
+def main(folder: Folder = "runs", /) -> None:
+    """List the runs in a folder: method, data, loss, accuracy, age, and the command that goes on with each."""
     lines = runs(folder)
     cli.say(table(lines).text() if lines else f"{folder}: no run in it.")
-    return None
 
 
 if __name__ == "__main__":

@@ -9,10 +9,10 @@ import importlib.util
 import os
 import re
 import socket
-from collections.abc import Sequence
 from pathlib import Path
 
 from cmexam_tune.core import cli
+from cmexam_tune.core.cli import Folder, Override, Recipe
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.inference.serving import Limits
 
@@ -42,51 +42,60 @@ def listen(host: str, port: int) -> socket.socket:
         raise UserError(f"--host {host} --port {port}: {error.strerror or error}. Choose another.") from None
 
 
-def main(argv: Sequence[str]) -> int | None:
-    """Read the command line and serve until interrupted."""
-    parser = cli.Parser("serve", "Serve a model by the OpenAI protocol, on this machine only by default.", EPILOG)
-    cli.add_model_source(parser)
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
-    parser.add_argument("--port", type=int, default=8000, help="port to listen on, 0 for any (default: 8000)")
-    parser.add_argument("--name", help="the model's name in requests (default: the run folder's or recipe's)")
-    parser.add_argument("--api-key", default=os.environ.get(KEY), help=f"what clients must send (default: ${KEY})")
-    parser.add_argument(
-        "--ask-as-trained",
-        action="store_true",
-        help="put messages with lines of options (A ...) into the prompt that the model was trained on, as chat does, "
-        "with the recipe's system text (default: messages go to the model as they are)",
-    )
-    for limit in dataclasses.fields(Limits):
-        flag, unit = f"--max-{limit.name.replace('_', '-')}", "bytes " if limit.name == "body" else ""
-        parser.add_argument(
-            flag, metavar="N", type=limit.type, default=limit.default, help=f"{unit}for each request (%(default)s)"
-        )
-    args = parser.parse_intermixed_args(list(argv))
-    limits = Limits(args.max_body, args.max_prompt_tokens, args.max_output_tokens, args.max_seconds)
+@cli.program(None, EPILOG)
+def main(
+    *overrides: Override,
+    run: Folder | None = None,
+    config: Recipe | None = None,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    name: str | None = None,
+    api_key: str | None = None,
+    ask_as_trained: bool = False,
+    max_body: int = Limits.body,
+    max_prompt_tokens: int = Limits.prompt_tokens,
+    max_output_tokens: int = Limits.output_tokens,
+    max_seconds: float = Limits.seconds,
+) -> None:
+    """Serve a model by the OpenAI protocol, on this machine only by default.
+
+    Args:
+        run: a run folder of cmexam-tune train.
+        config: a recipe whose model answers as it is.
+        host: address to listen on.
+        port: port to listen on, 0 for any.
+        name: the model's name in requests (default: the run folder's or recipe's).
+        api_key: what clients must send (default: $CMEXAM_TUNE_API_KEY).
+        ask_as_trained: put messages with lines of options (A ...) into the prompt that the model was trained on, as
+            chat does, with the recipe's system text (default: messages go to the model as they are).
+        max_body: bytes for each request.
+        max_prompt_tokens: for each request.
+        max_output_tokens: for each request.
+        max_seconds: for each request.
+    """
+    source = cli.exactly_one(run=run, config=config)
+    limits = Limits(max_body, max_prompt_tokens, max_output_tokens, max_seconds)
     if min(dataclasses.astuple(limits)) <= 0:
         raise UserError("--max-...: a limit must be above 0.")
     # An empty variable is one that is not set.
-    key = args.api_key or None
+    key = (os.environ.get(KEY) if api_key is None else api_key) or None
     if key is not None and not re.fullmatch("[!-~]+", key):
         raise UserError("--api-key: clients can only send letters, digits and signs of ASCII, without spaces.")
     if importlib.util.find_spec("fastapi") is None or importlib.util.find_spec("uvicorn") is None:
         raise UserError("serve needs fastapi and uvicorn: pip install 'cmexam_tune[serve]'")
-    with listen(args.host, args.port) as opened:
+    with listen(host, port) as opened:
         import uvicorn
 
         from cmexam_tune.inference import loading
         from cmexam_tune.inference.serving.app import application
 
-        config, loaded = loading.load_writer(args.run or args.config, args.overrides)
-        name = args.name or Path(args.run or args.config).resolve().stem
-        app = application(config, loaded, name, limits, key, ask_as_trained=args.ask_as_trained)
-        if args.host not in LOOPBACK and key is None:
-            cli.note(
-                f"warning: {args.host} can be reached from other machines, and nothing asks for a key (--api-key)."
-            )
-        cli.say(f"{name}: http://{args.host}:{opened.getsockname()[1]}/v1")
+        settings, loaded = loading.load_writer(source, overrides)
+        name = name or Path(source).resolve().stem
+        app = application(settings, loaded, name, limits, key, ask_as_trained=ask_as_trained)
+        if host not in LOOPBACK and key is None:
+            cli.note(f"warning: {host} can be reached from other machines, and nothing asks for a key (--api-key).")
+        cli.say(f"{name}: http://{host}:{opened.getsockname()[1]}/v1")
         uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[opened])
-    return None
 
 
 if __name__ == "__main__":

@@ -6,14 +6,15 @@ drop are counted. Those rows are not in a questions file: they are read from the
 provided that it was written together with that questions file (checked by its SHA-256).
 """
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from json import dumps
 from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
 from cmexam_tune.core import cli, documents, jsonl
+from cmexam_tune.core.cli import File
 from cmexam_tune.core.errors import DataError, UserError
 from cmexam_tune.core.files import sha256
 from cmexam_tune.core.schema import Question
@@ -79,6 +80,9 @@ def quartiles(lengths: Counter[int]) -> tuple[float, float, float]:
 
 def stats(questions: Sequence[str | Path]) -> dict[str, dict[str, Any]]:
     """Return the numbers of Table 2 for each questions file, and for all together under `Total` if there are several.
+
+    Args:
+        questions: files that preprocess wrote.
 
     Returns:
         Name of the file without `.questions.jsonl` -> `questions`, `vocabulary`, and for each of question, answer
@@ -159,24 +163,25 @@ def as_table(columns: Mapping[str, Mapping[str, Any]]) -> Table:
     return Table(("", *columns), tuple(lines))
 
 
-def main(argv: Sequence[str]) -> int | None:
-    """Run `cmexam-tune stats`."""
-    parser = cli.Parser("stats", "Table 2 of the CMExam paper for question files.", EPILOG)
-    parser.add_argument("--questions", nargs="+", required=True, metavar="FILE", help="files that preprocess wrote")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument(
-        "--power",
-        action="store_true",
-        help="also the smallest difference of two models that these questions would show with 80%% power",
-    )
-    args = parser.parse_args(argv)
-    table = stats(args.questions)
-    if args.power and args.json:
-        table = {name: {**column, "smallest_difference": _power(column["questions"])} for name, column in table.items()}
-    cli.say(json.dumps(table, ensure_ascii=False, indent=1) if args.json else as_table(table).text())
-    if args.power and not args.json:
+@cli.program(stats, EPILOG)
+def main(*, questions: Sequence[File], json: bool = False, power: bool = False) -> None:
+    """Table 2 of the CMExam paper for question files.
+
+    Args:
+        json: print JSON.
+        power: also the smallest difference of two models that these questions would show with 80% power.
+    """
+    table = stats(questions)
+    if json:
+        if power:
+            table = {
+                name: {**column, "smallest_difference": _power(column["questions"])} for name, column in table.items()
+            }
+        cli.say(dumps(table, ensure_ascii=False, indent=1))
+        return
+    cli.say(as_table(table).text())
+    if power:
         cli.say(f"\n{power_table(table).text()}")
-    return None
 
 
 if __name__ == "__main__":

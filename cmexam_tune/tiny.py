@@ -3,9 +3,10 @@
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from cmexam_tune.core import cli
+from cmexam_tune.core.cli import Folder
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.core.folders import check_folder, new_folder
 from cmexam_tune.core.variants import suggest
@@ -14,7 +15,8 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 SAMPLE = Path(__file__).resolve().parent / "sample"
-KINDS = ("llama", "qwen", "bert", "chatglm", "chatglm2")
+Kind = Literal["llama", "qwen", "bert", "chatglm", "chatglm2"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 SIZES = {"hidden": (16, 8192), "layers": (1, 200), "vocab": (0, 1_000_000), "seed": (0, 2**32 - 1)}
 HEAD = 64
 """Width of an attention head from `hidden` 256 on; narrower models have four heads."""
@@ -28,6 +30,10 @@ FRAME = (
     ",.:;()[]{}<>#*/%+-=，。：；（）、“”《》？！…"
 )
 
+EXAMPLES = """example:
+  cmexam-tune tiny --family llama --out runs/tiny_llama
+  cmexam-tune train --config lora_llama.yaml model.model_name_or_path=runs/tiny_llama"""
+
 
 def texts() -> Iterator[str]:
     """Yield what tokenizers are trained on: the shipped sample, and the words that prompts put around it."""
@@ -39,26 +45,36 @@ def texts() -> Iterator[str]:
             yield json.dumps(json.loads(text), ensure_ascii=False) if path.suffix == ".json" else text
 
 
-def build(family: str, out: str | Path, overwrite: bool = False, **sizes: int) -> Path:
+def build(
+    family: Kind,
+    out: Folder,
+    *,
+    hidden: int = 64,
+    layers: int = 2,
+    vocab: int = 0,
+    seed: int = 0,
+    overwrite: bool = False,
+) -> Path:
     """Write a tiny random checkpoint that `families.<family>.load` reads like a real one.
 
     Args:
         family: llama, qwen (chat template, tied embeddings), bert, chatglm (the first ChatGLM-6B's layout), chatglm2.
         out: folder to write.
+        hidden: width: a multiple of 16 up to 256, of 128 above.
+        layers: number of blocks.
+        vocab: rows of the embedding; 0: as many as the tokenizer has words.
+        seed: of the random weights.
         overwrite: replace a tiny model that is there; nothing else is ever replaced.
-        sizes: `hidden`, `layers`, `vocab` (rows of the embedding, at least the tokenizer's) and `seed`.
 
     Raises:
         UserError: unknown family, a size that cannot be, or `out` exists.
     """
     if family not in KINDS:
         raise UserError(f"tiny: {family!r} is no family{suggest(family, KINDS)}; known: {', '.join(KINDS)}.")
+    sizes = {"hidden": hidden, "layers": layers, "vocab": vocab, "seed": seed}
     for name, size in sizes.items():
-        if name not in SIZES:
-            raise UserError(f"tiny: {name!r} is no size{suggest(name, SIZES)}; known: {', '.join(SIZES)}.")
         if not SIZES[name][0] <= size <= SIZES[name][1]:
             raise UserError(f"tiny: {name}={size}: {SIZES[name][0]} to {SIZES[name][1]:,} are possible.")
-    hidden = sizes.get("hidden", 64)
     if hidden % 16 or (hidden > 4 * HEAD and hidden % (2 * HEAD)):
         raise UserError(f"tiny: hidden={hidden}: multiples of 16 up to {4 * HEAD}, of {2 * HEAD} above, are possible.")
     target = check_folder(out, "tiny", overwrite)
@@ -80,7 +96,7 @@ def build(family: str, out: str | Path, overwrite: bool = False, **sizes: int) -
     return target
 
 
-def _decoder(folder: Path, family: str, hidden: int = 64, layers: int = 2, vocab: int = 0, seed: int = 0) -> None:
+def _decoder(folder: Path, family: Kind, *, hidden: int, layers: int, vocab: int, seed: int) -> None:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
@@ -140,7 +156,7 @@ def _bpe(marks: Sequence[str] = ()) -> "Tokenizer":
     return words
 
 
-def _bert(folder: Path, hidden: int = 64, layers: int = 2, vocab: int = 0, seed: int = 0) -> None:
+def _bert(folder: Path, *, hidden: int, layers: int, vocab: int, seed: int) -> None:
     import torch
     from transformers import BertConfig, BertModel, BertTokenizer
 
@@ -162,27 +178,10 @@ def _bert(folder: Path, hidden: int = 64, layers: int = 2, vocab: int = 0, seed:
     tokenizer.save_pretrained(folder)
 
 
-def main(argv: Sequence[str]) -> int | None:
-    """Read the command line and write one checkpoint."""
-    parser = cli.Parser(
-        "tiny",
-        "Write a tiny random model with a tokenizer trained on the shipped sample, to try everything without weights.",
-        "example:\n  cmexam-tune tiny --family llama --out runs/tiny_llama\n"
-        "  cmexam-tune train --config lora_llama.yaml model.model_name_or_path=runs/tiny_llama",
-    )
-    parser.add_argument("--family", required=True, choices=KINDS, help="layout of the model")
-    parser.add_argument("--out", required=True, metavar="DIR", help="folder to write")
-    parser.add_argument("--hidden", type=int, default=64, help="width; default: %(default)s")
-    parser.add_argument("--layers", type=int, default=2, help="blocks; default: %(default)s")
-    parser.add_argument("--vocab", type=int, default=0, help="rows of the embedding; default: the tokenizer's words")
-    parser.add_argument("--seed", type=int, default=0, help="of the random weights; default: %(default)s")
-    parser.add_argument(
-        "--overwrite", action="store_true", help="replace an earlier tiny model; nothing else is ever replaced"
-    )
-    got = parser.parse_args(list(argv))
-    sizes = {name: getattr(got, name) for name in SIZES}
-    cli.say(str(build(got.family, got.out, got.overwrite, **sizes)))
-    return None
+@cli.program(build, EXAMPLES)
+def main(*, family: Kind, out: Folder, **options: Any) -> None:
+    """Write a tiny random model with a tokenizer trained on the shipped sample, to try everything without weights."""
+    cli.say(str(build(family, out, **options)))
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
 """`cmexam-tune train`: tune a model by a recipe and leave a run folder."""
 
-import argparse
 import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from cmexam_tune.config import Config, load_config
 from cmexam_tune.core import cli, libraries
+from cmexam_tune.core.cli import Flag, Override, Recipe
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.quality import contamination
 from cmexam_tune.training.data.questions import QuestionFiles
@@ -27,8 +27,8 @@ def train(
     """Train one experiment; started again it goes on where it was, and a finished run is returned as it is.
 
     Args:
-        config: a Config, or the path or name of a recipe.
-        overrides: `section.key=value` changes to a recipe.
+        config: a YAML file, or the name of a shipped recipe; from Python also a Config.
+        overrides: changes to the recipe, for example `training.learning_rate=2e-4`; see below.
         resume: refuse to start anew where there is nothing to resume.
         overwrite: replace another run in `out`, once the new one has taken its first step.
         trust_checkpoint: resume a DeepSpeed checkpoint that somebody else wrote; reading it can run code.
@@ -79,69 +79,63 @@ def _warn_of_leaks(config: Config) -> None:
         cli.note(text)
 
 
-class _PrintSchema(argparse.Action):
-    """Like `--version`: prints, and ends the program."""
+EXAMPLES = """examples:
+  cmexam-tune train --config lora_llama.yaml model.model_name_or_path=/models/llama-7b out=runs/lora
+  cmexam-tune train --config ptuning_chatglm.yaml --dry-run
+  torchrun --nproc_per_node 8 -m cmexam_tune.train --config lora_llama.yaml training.deepspeed=zero2
+  deepspeed --module cmexam_tune.train --config lora_llama.yaml training.deepspeed=zero3
 
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+"""
+
+
+def _epilog() -> str:
+    from cmexam_tune.config import describing
+
+    return EXAMPLES + describing.help_text()
+
+
+@cli.program(train, _epilog)
+def main(
+    *overrides: Override,
+    config: Recipe | None = None,
+    print_config: bool = False,
+    schema: bool = False,
+    dry_run: bool = False,
+    verbose: bool = False,
+    local_rank: Annotated[int, Flag(names=("--local_rank", "--local-rank"))] = -1,
+    **options: Any,
+) -> None:
+    """Fine-tune a model by a recipe. The same command, started again, resumes from the last checkpoint.
+
+    Args:
+        print_config: print the resolved configuration and stop.
+        schema: print the JSON Schema of recipes for editors and stop.
+        dry_run: print parameters, memory, steps and hours, and stop.
+        verbose: show what the libraries print, too.
+        local_rank: set by the launcher.
+    """
+    if verbose:
+        os.environ["CMEXAM_TUNE_VERBOSE"] = "1"
+    if schema:
         from cmexam_tune.config import describing
 
         cli.say(json.dumps(describing.json_schema(), ensure_ascii=False, indent=1))
-        parser.exit()
-
-
-def _settings(argv: Sequence[str]) -> str:
-    """Return what `--help` says about the keys of a recipe, which takes a moment to collect."""
-    if not {"-h", "--help"} & {*argv}:
-        return ""
-    from cmexam_tune.config import describing
-
-    return f"\n\n{describing.help_text()}"
-
-
-def main(argv: Sequence[str]) -> int | None:
-    """Read the command line and train."""
-    parser = cli.Parser(
-        "train",
-        "Fine-tune a model by a recipe. The same command, started again, resumes from the last checkpoint.",
-        "examples:\n"
-        "  cmexam-tune train --config lora_llama.yaml model.model_name_or_path=/models/llama-7b out=runs/lora\n"
-        "  cmexam-tune train --config ptuning_chatglm.yaml --dry-run\n"
-        "  torchrun --nproc_per_node 8 -m cmexam_tune.train --config lora_llama.yaml training.deepspeed=zero2\n"
-        "  deepspeed --module cmexam_tune.train --config lora_llama.yaml training.deepspeed=zero3" + _settings(argv),
-    )
-    cli.add_config(parser)
-    parser.add_argument("--print-config", action="store_true", help="print the resolved configuration and stop")
-    parser.add_argument("--schema", nargs=0, action=_PrintSchema, help="print the JSON Schema of recipes for editors")
-    parser.add_argument("--dry-run", action="store_true", help="print parameters, memory, steps and hours, and stop")
-    parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint; never start anew")
-    parser.add_argument(
-        "--overwrite", action="store_true", help="replace another run in out, which is kept until the first step"
-    )
-    parser.add_argument(
-        "--trust-checkpoint",
-        action="store_true",
-        help="resume another user's DeepSpeed checkpoint; it can run code",
-    )
-    parser.add_argument("--verbose", action="store_true", help="show what the libraries print, too")
-    parser.add_argument("--local_rank", "--local-rank", type=int, default=-1, help="set by the launcher")
-    got = parser.parse_intermixed_args(list(argv))
-    if got.verbose:
-        os.environ["CMEXAM_TUNE_VERBOSE"] = "1"
-    config = load_config(got.config, got.overrides)
-    if got.print_config:
+        return
+    if config is None:
+        raise cli.WrongUsage("the following arguments are required: --config")
+    experiment = load_config(config, overrides)
+    if print_config:
         from cmexam_tune.config import describing
 
-        cli.say(describing.show_config(config).rstrip())
-        return None
-    if got.dry_run:
+        cli.say(describing.show_config(experiment).rstrip())
+    elif dry_run:
         from cmexam_tune.training import estimate
 
-        cli.say(str(estimate.dry_run(config, question_files(config)[0])))
-        return None
-    run = train(config, resume=got.resume, overwrite=got.overwrite, trust_checkpoint=got.trust_checkpoint)
-    if os.environ.get("RANK", "0") == "0":
-        cli.say(str(run.path))
-    return None
+        cli.say(str(estimate.dry_run(experiment, question_files(experiment)[0])))
+    else:
+        run = train(experiment, **options)
+        if os.environ.get("RANK", "0") == "0":
+            cli.say(str(run.path))
 
 
 if __name__ == "__main__":

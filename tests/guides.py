@@ -65,8 +65,7 @@ def parsed(words: Sequence[str]) -> argparse.Namespace:
         __main__.main(words)
     got = stopped.value.got
     changes = [word for word in getattr(got, "overrides", ()) if "=" in word]
-    recipes = getattr(got, "config", None) or ([] if words[0] == "reproduce" else ["lora_qwen.yaml"] if changes else [])
-    for recipe in [recipes] if isinstance(recipes, str) else recipes:
+    for recipe in recipes_of(got) or ([] if words[0] == "reproduce" else ["lora_qwen.yaml"] if changes else []):
         if not recipe.startswith(("my_", "path/")):
             config.load_config(recipe, [] if any("my_lab" in change for change in changes) else changes)
     for word in getattr(got, "rows", ()):
@@ -74,6 +73,13 @@ def parsed(words: Sequence[str]) -> argparse.Namespace:
         row = "lora_llama" if row in (None, "ROW") else row
         config.load_config(entries.find(row).recipe, [change] if change else [])
     return got
+
+
+def recipes_of(args: argparse.Namespace) -> list[str]:
+    """Return what stands behind `--config`, which some programs call by what they do with several."""
+    values = vars(args)
+    recipe = values.get("config")
+    return [recipe] if recipe else [*values.get("models", ()), *values.get("judges", ())]
 
 
 def ours(words: Sequence[str]) -> list[str] | None:
@@ -180,8 +186,7 @@ class Reader:
         """Return what is added to a command of ours."""
         got, added = parsed(command), []
         changes = [word for word in getattr(got, "overrides", ()) if "=" in word]
-        recipes = getattr(got, "config", None) or ()
-        for recipe in [recipes] if isinstance(recipes, str) else recipes:
+        for recipe in recipes_of(got):
             added += self.stand_ins(recipe, changes, wanted)
         if command[0] == "reproduce":
             rows = [entries.find(row).recipe for row in got.rows if "=" not in row]

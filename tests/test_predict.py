@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import forked
+import guides
 import pytest
 from modelkit import checkpoint, make_config, question, questions
 
@@ -397,7 +398,7 @@ def test_reproduce_trains_and_predicts_by_the_launcher(tmp_path: Path, monkeypat
     reproduce._run(unit, "torchrun --nproc_per_node 8 -m")
     launcher = ["torchrun", "--nproc_per_node", "8", "-m"]
     assert [words[:5] for words in started] == [[*launcher, f"cmexam_tune.{name}"] for name in ("train", "predict")]
-    got = predict._parser().parse_intermixed_args(started[1][5:])
+    got = guides.parsed(["predict", *started[1][5:]])
     assert (got.run, got.questions) == (str(tmp_path / "run"), str(tmp_path / "q.jsonl"))
     assert "--run" not in started[1], "torchrun takes it for its own"
 

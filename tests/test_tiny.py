@@ -34,7 +34,7 @@ def test_widths(family: str, hidden: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "sizes",
     [{"hidden": 0}, {"hidden": -64}, {"hidden": 100}, {"hidden": 320}, {"hidden": 10**9}, {"layers": 0},
-     {"layers": 10**6}, {"vocab": -1}, {"vocab": 10**12}, {"seed": -1}, {"seed": 2**40}, {"width": 4}],
+     {"layers": 10**6}, {"vocab": -1}, {"vocab": 10**12}, {"seed": -1}, {"seed": 2**40}],
 )  # fmt: skip
 def test_sizes_that_cannot_be(sizes: dict[str, int], tmp_path: Path) -> None:
     with pytest.raises(UserError, match=next(iter(sizes))):

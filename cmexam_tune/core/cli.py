@@ -1,66 +1,251 @@
-"""One argument convention for every program, and one place where errors become messages and exit statuses."""
+"""Command lines made of signatures, and one place where errors become messages and exit statuses.
+
+A flag is described once: its name, type and default are a parameter, its help is that parameter's line under `Args:`.
+
+    @cli.program(check, EXAMPLES)
+    def main(*, questions: Sequence[File], out: Folder, **options: Any) -> None:
+        result = check(questions, out=out, **options)
+
+turns `main` into `main(argv)`. Positional-only parameters of it are positional, `*overrides` takes the words
+`section.key=value`, every other parameter is a flag; `**options` stands for the keyword-only parameters of `check`.
+"""
+
+# Own code, because none of tyro, cyclopts, jsonargparse and typer reads `--questions A B key=value --out DIR` in any
+# order, and all of them want to build the records of a `path | Sequence[Question]`, which only a notebook passes.
 
 import argparse
+import functools
+import inspect
 import re
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin
 
 from cmexam_tune.core import files
 from cmexam_tune.core.errors import TrainingStopped, UserError
+from cmexam_tune.core.variants import suggest
 
-OVERRIDES_HELP = (
-    "change a value of the config: section.key=value, for example training.learning_rate=2e-4; `cmexam-tune train "
-    "--help` lists them"
-)
+Main = Callable[[Sequence[str]], int | None]
 INTERRUPTED = 130
 # Control characters but tab and newline, marks that reorder text, and halves of surrogate pairs.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
+@dataclass(frozen=True)
+class Flag:
+    """What the name and type of a parameter do not say about its flag, put beside the type by `Annotated`."""
+
+    metavar: str | None = None
+    """What stands for the value in the help."""
+    names: tuple[str, ...] = ()
+    """Instead of `--name-of-the-parameter`."""
+    separator: str | None = None
+    """Between the items of one value: `--drop exact,near`; without it a sequence is several words."""
+    help: str = ""
+    """For parameters that no docstring describes, because every program has them."""
+
+
+File = Annotated[str | Path, Flag("FILE")]
+Folder = Annotated[str | Path, Flag("DIR")]
+Recipe = Annotated[str | Path, Flag("NAME_OR_PATH")]
+Override = Annotated[
+    str,
+    Flag(
+        "key=value",
+        help="change a value of the config: section.key=value, for example training.learning_rate=2e-4; `cmexam-tune "
+        "train --help` lists them",
+    ),
+]
+
+
+class WrongUsage(UserError):
+    """Flags that do not go together, or one that is missing; the message ends with where the help is."""
+
+
+def program(
+    function: Callable[..., Any] | None, epilog: str | Callable[[], str]
+) -> Callable[[Callable[..., int | None]], Main]:
+    """Turn the decorated function, which has a program's flags as parameters, into the program's `main(argv)`.
+
+    Args:
+        function: what the program does, as a notebook calls it, if it can. Its keyword-only parameters are flags, too,
+            and its docstring explains what the decorated function's does not.
+        epilog: end of the help, examples; a function is called only when the help is shown.
+    """
+
+    def decorate(command: Callable[..., int | None]) -> Main:
+        @functools.wraps(command)
+        def main(argv: Sequence[str]) -> int | None:
+            parser = Parser(Path(inspect.getfile(command)).stem, _summary(command), epilog)
+            parameters = _parameters(command, function or command)
+            texts = _descriptions(function or command) | _descriptions(command)
+            for parameter in parameters:
+                names, settings = _argument(parameter, texts.get(parameter.name, ""))
+                parser.add_argument(*names, **settings)
+            words, flags = _arguments(parser, parameters, argv)
+            try:
+                return command(*words, **flags)
+            except WrongUsage as error:
+                parser.error(str(error))
+
+        return main
+
+    return decorate
+
+
+def _parameters(command: Callable[..., Any], function: Callable[..., Any]) -> list[inspect.Parameter]:
+    own = inspect.signature(command, eval_str=True).parameters
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in own.values()):
+        return list(own.values())
+    options = inspect.signature(function, eval_str=True).parameters.values()
+    return [
+        *(parameter for parameter in own.values() if parameter.kind is not parameter.VAR_KEYWORD),
+        *(option for option in options if option.kind is option.KEYWORD_ONLY and option.name not in own),
+    ]
+
+
+def _summary(function: Callable[..., Any]) -> str:
+    return re.split(r"\n\n\w+:\n", inspect.getdoc(function) or "")[0]
+
+
+def _descriptions(function: Callable[..., Any]) -> dict[str, str]:
+    """Return the text of every parameter under `Args:`."""
+    section = (inspect.getdoc(function) or "").partition("\nArgs:\n")[2].partition("\n\n")[0]
+    return {name: " ".join(text.split()) for name, text in re.findall(r"^ {4}(\w+): (.*(?:\n {5}.*)*)", section, re.M)}
+
+
+def _argument(parameter: inspect.Parameter, text: str) -> tuple[list[str], dict[str, Any]]:
+    """Return what `ArgumentParser.add_argument` takes: names, and keyword arguments."""
+    types, flag = _types(parameter.annotation), _flag(parameter.annotation)
+    # What is not on the command line is left to the function's own default.
+    settings: dict[str, Any] = {
+        "default": argparse.SUPPRESS,
+        "help": ((text or flag.help).removesuffix(".") + _default(parameter)).replace("%", "%%"),
+    }
+    if parameter.kind is parameter.VAR_POSITIONAL:
+        return [parameter.name], {**settings, "nargs": "*", "metavar": flag.metavar}
+    if parameter.kind is parameter.POSITIONAL_ONLY:
+        optional = {} if parameter.default is parameter.empty else {"nargs": "?"}
+        return [parameter.name], {**settings, **optional, "metavar": flag.metavar}
+    names = _names(parameter)
+    settings |= {"dest": parameter.name, "required": parameter.default is parameter.empty}
+    if bool in types:
+        return names, {**settings, "action": argparse.BooleanOptionalAction if NoneType in types else "store_true"}
+    settings["metavar"] = flag.metavar
+    if flag.separator:
+        return names, {**settings, "type": functools.partial(_split, flag.separator)}
+    if sequence := next((kind for kind in types if get_origin(kind) is Sequence), None):
+        settings |= {"nargs": "+", "action": "extend"}
+        types = _types(get_args(sequence)[0])
+    if number := next((kind for kind in types if kind in (int, float)), None):
+        settings |= {"type": number, "metavar": flag.metavar or "N"}
+    if literal := next((kind for kind in types if get_origin(kind) is Literal), None):
+        settings |= {"choices": get_args(literal)}
+    return names, settings
+
+
+def _types(annotation: Any) -> list[Any]:
+    """Return the members of a union, or the one type, without what `Annotated` adds."""
+    if get_origin(annotation) is Annotated:
+        return _types(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return [kind for member in get_args(annotation) for kind in _types(member)]
+    return [annotation]
+
+
+def _flag(annotation: Any) -> Flag:
+    """Return what the `Flag`s in an annotation say, the outer ones before the inner ones."""
+    said: dict[str, Any] = {}
+    for part in get_args(annotation):
+        flag = part if isinstance(part, Flag) else _flag(part)
+        said |= {name: value for name, value in vars(flag).items() if value}
+    return Flag(**said)
+
+
+def _names(parameter: inspect.Parameter) -> list[str]:
+    return list(_flag(parameter.annotation).names or [f"--{parameter.name.replace('_', '-')}"])
+
+
+def _default(parameter: inspect.Parameter) -> str:
+    value = parameter.default
+    if value in (parameter.empty, None, "", ()) or isinstance(value, bool):
+        return ""
+    return f" (default: {value if isinstance(value, str | int | float) else ','.join(map(str, value))})"
+
+
+def _split(separator: str, value: str) -> list[str]:
+    return [item.strip() for item in value.split(separator) if item.strip()]
+
+
+def _arguments(
+    parser: "Parser", parameters: Sequence[inspect.Parameter], argv: Sequence[str]
+) -> tuple[list[str], dict[str, Any]]:
+    """Return the positional and the keyword arguments in a command line."""
+    values = vars(parser.read(argv))
+    words = [
+        values.pop(parameter.name)
+        for parameter in parameters
+        if parameter.kind is parameter.POSITIONAL_ONLY and parameter.name in values
+    ]
+    rest = next((parameter.name for parameter in parameters if parameter.kind is parameter.VAR_POSITIONAL), None)
+    if rest is None:
+        return words, values
+    words += values.pop(rest, [])
+    # A flag that takes several words also takes the overrides behind them: `--config A B generation.mode=likelihood`.
+    for parameter in parameters:
+        if isinstance(value := values.get(parameter.name), list):
+            overrides = [word for word in value if "=" in word and not Path(word).exists()]
+            words += overrides
+            values[parameter.name] = [word for word in value if word not in overrides]
+            if len(overrides) == len(value):
+                parser.error(f"argument {_names(parameter)[0]}: expected at least one argument")
+    return words, values
+
+
 class Parser(argparse.ArgumentParser):
     """ArgumentParser for a program `cmexam-tune <name>`: help keeps its layout, wrong flags get a suggestion."""
 
-    def __init__(self, name: str, description: str, epilog: str = "") -> None:
+    def __init__(self, name: str, description: str, epilog: str | Callable[[], str]) -> None:
         super().__init__(
             prog=f"cmexam-tune {name}",
             description=description,
-            epilog=epilog,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
+        self._examples = epilog
+
+    def format_help(self) -> str:
+        """Return the help, the end of which may take some time to make."""
+        self.epilog = self._examples if isinstance(self._examples, str) else self._examples()
+        return super().format_help()
+
+    def read(self, argv: Sequence[str]) -> argparse.Namespace:
+        """Return what a command line says; one that cannot be read ends the program."""
+        known = list(self._option_string_actions)
+        for word in argv:
+            name = word.partition("=")[0]
+            if re.fullmatch(r"--[a-z][\w-]*", name) and name not in known:
+                self.error(f"unrecognized arguments: {word}{suggest(name, known)}")
+        return self.parse_intermixed_args(list(argv))
 
     def error(self, message: str) -> NoReturn:
         """Print the message in the form of all other errors and exit with 2."""
         self.exit(2, f"error: {printable(message)}\nSee {self.prog} --help.\n")
 
 
-def add_config(parser: argparse.ArgumentParser, required: bool = True) -> None:
-    """Add `--config NAME_OR_PATH` and the `key=value` overrides."""
-    parser.add_argument(
-        "--config", required=required, metavar="NAME_OR_PATH", help="a YAML file, or the name of a shipped recipe"
-    )
-    add_overrides(parser)
+def exactly_one(**flags: Any) -> Any:
+    """Return the value of the only flag that is given.
 
-
-def add_model_source(parser: argparse.ArgumentParser) -> None:
-    """Add `--run DIR` or `--config NAME_OR_PATH`, and the `key=value` overrides."""
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--run", metavar="DIR", help="a run folder of cmexam-tune train")
-    source.add_argument("--config", metavar="NAME_OR_PATH", help="a recipe whose model answers as it is")
-    add_overrides(parser)
-
-
-def add_overrides(parser: argparse.ArgumentParser) -> None:
-    """Add the `key=value` overrides."""
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help=OVERRIDES_HELP)
-
-
-def without_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the words of an option that takes several, and the overrides that were written behind them."""
-    found = [word for word in words if "=" in word and not Path(word).exists()]
-    return [word for word in words if word not in found], found
+    Raises:
+        WrongUsage: none or several of them are given.
+    """
+    values = [value for value in flags.values() if value]
+    if len(values) != 1:
+        raise WrongUsage(f"exactly one of {', '.join(f'--{name}' for name in flags)} is needed.")
+    return values[0]
 
 
 def printable(text: str) -> str:

@@ -15,13 +15,14 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from string import ascii_uppercase
-from typing import Any
+from typing import Any, Literal
 
 from cmexam_tune.core import folders, jsonl
 from cmexam_tune.core.errors import DataError
 from cmexam_tune.core.schema import Question
 from cmexam_tune.prompts import prompt, style_given
 
+Tool = Literal["lm-eval", "opencompass", "evalscope"]
 STYLE = "cmb_answer"
 """Asks for the letters alone; a prompt that asks for more leaves more to each tool's reading."""
 _SHOWN, _LAST = 5, "J"
@@ -136,7 +137,7 @@ for subset, several in {subsets!r}:
 
 
 def export(
-    task: str, questions: str | Path, out: str | Path, program: str, *, style: str = STYLE, overwrite: bool = False
+    task: Tool, questions: str | Path, out: str | Path, program: str, *, style: str = STYLE, overwrite: bool = False
 ) -> Path:
     """Write the task files of one tool to the folder `out` and return it.
 
@@ -232,7 +233,7 @@ def _text(path: Path, words: str, **values: Any) -> None:
     path.write_text(words.format(**values), encoding="utf-8")
 
 
-TASKS: dict[str, Callable[[Sequence[Question], Path, Path, str, str], None]] = {
+TASKS: dict[Tool, Callable[[Sequence[Question], Path, Path, str, str], None]] = {
     "lm-eval": _lm_eval,
     "opencompass": _opencompass,
     "evalscope": _evalscope,

@@ -162,7 +162,7 @@ def _adapter(config: Config, loaded: "Loaded", adapter: Path, out: Path) -> None
 
 def _authors(config: Config, loaded: "Loaded", adapter: Path, out: Path) -> None:
     """Write the prefix as the ChatGLM authors' trainer does."""
-    from cmexam_tune.models.families.chatglm.prefix import write_authors_prefix
+    from cmexam_tune.models.families.chatglm.authors_prefix import write_authors_prefix
 
     write_authors_prefix(loaded.model, out)
 

@@ -86,7 +86,7 @@ def build(
     checkpoint.hide_bars()
     with new_folder(target, "tiny", overwrite) as folder:
         if family.startswith("chatglm"):
-            from cmexam_tune.models.families.chatglm import tiny as chatglm
+            from cmexam_tune.models.families.chatglm import tiny_chatglm as chatglm
 
             chatglm.build(folder, texts(), version=2 if family == "chatglm2" else 1, **sizes)
         elif family == "bert":

@@ -24,12 +24,12 @@ from cmexam_tune.core.schema import Turn
 from cmexam_tune.models.adapters.lora import LoRA
 from cmexam_tune.models.adapters.ptuning import PTuning
 from cmexam_tune.models.families import Loaded, chatglm
-from cmexam_tune.models.families.chatglm import quantization, tiny
+from cmexam_tune.models.families.chatglm import quantization, tiny_chatglm
 from cmexam_tune.models.families.chatglm import tokenization as tokens
+from cmexam_tune.models.families.chatglm.authors_prefix import write_authors_prefix
 from cmexam_tune.models.families.chatglm.configuration import ChatGLM2Config, ChatGLMConfig
 from cmexam_tune.models.families.chatglm.modeling_v1 import ChatGLMForCausalLM
 from cmexam_tune.models.families.chatglm.modeling_v2 import ChatGLM2ForCausalLM
-from cmexam_tune.models.families.chatglm.prefix import write_authors_prefix
 from cmexam_tune.models.prefix import Shape, encoder_of
 
 lora = LoRA()
@@ -392,7 +392,7 @@ def test_unusable_arguments_are_refused(tmp_path: Path) -> None:
 def release(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     from cmexam_tune.tiny import texts
 
-    folder = tiny.build(tmp_path_factory.mktemp("glm") / f"v{request.param}", texts(), version=request.param)
+    folder = tiny_chatglm.build(tmp_path_factory.mktemp("glm") / f"v{request.param}", texts(), version=request.param)
     return SimpleNamespace(
         version=request.param, folder=folder, loaded=CHATGLM.load(ModelConfig("chatglm", str(folder)))
     )

@@ -21,7 +21,7 @@ import yaml
 from pydantic import Field
 
 from cmexam_tune import __main__, config
-from cmexam_tune.config import describing, installed_versions, schema
+from cmexam_tune.config import describing, installed_versions, sections
 from cmexam_tune.core import (
     cli,
     documents,
@@ -326,8 +326,8 @@ def test_foreign_names_are_the_library_s() -> None:
     assert set(installed_versions.generation()) == {
         name for name in vars(GenerationConfig()) if not name.startswith("_")
     }
-    assert {*schema.TrainingArguments.__annotations__} <= {*installed_versions.training()}
-    assert {*schema.GenerationOptions.__annotations__} <= {*installed_versions.generation()}
+    assert {*sections.TrainingArguments.__annotations__} <= {*installed_versions.training()}
+    assert {*sections.GenerationOptions.__annotations__} <= {*installed_versions.generation()}
 
 
 @dataclass(frozen=True)
@@ -366,7 +366,7 @@ def test_what_transformers_names_has_its_types_and_defaults() -> None:
     from transformers import TrainingArguments
 
     hints = typing.get_type_hints(TrainingArguments)
-    for name, narrowed in typing.get_type_hints(schema.TrainingArguments).items():
+    for name, narrowed in typing.get_type_hints(sections.TrainingArguments).items():
         kinds = {float if hint is int and hints[name] is float else hint for hint in typing.get_args(narrowed)}
         assert (kinds or {narrowed}) <= {hints[name], *typing.get_args(hints[name]), typing.Literal[-1]}, name
     for name, described in describing.section_schema(installed_versions.arguments("training"))["properties"].items():
@@ -397,14 +397,14 @@ def test_help_lists_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
         __main__.main(["train", "--help"])
     shown = capsys.readouterr().out
     assert "  tuning.r  (integer, 1 to 65,536; 8)\n      Rank of the updates.\n" in shown
-    own = [(section, field.name) for section, cls in schema.SECTIONS.items() for field in dataclasses.fields(cls)]
+    own = [(section, field.name) for section, cls in sections.SECTIONS.items() for field in dataclasses.fields(cls)]
     hidden = {"method", "settings", "arguments"}
     assert [name for section, name in own if f"  {section}.{name}  (" not in shown and name not in hidden] == []
 
 
 def test_every_setting_has_help() -> None:
     methods = [adapters.named(name).Settings for name in variants.names("tuning")]
-    for cls in [cls for name, cls in schema.SECTIONS.items() if name != "tuning"] + methods:
+    for cls in [cls for name, cls in sections.SECTIONS.items() if name != "tuning"] + methods:
         assert [key.name for key in describing.keys(cls) if not key.help] == [], cls
 
 

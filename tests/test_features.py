@@ -26,7 +26,7 @@ def target_ids(texts: list[str]) -> list[list[int]]:
 
 def encode(questions: list[Question], style: str, source: int, target: int) -> Encoded:
     calls.clear()
-    return features.encode(questions, style, (source, target), source_ids, target_ids)
+    return features.encode(questions, style, source_ids, target_ids, max_source_length=source, max_target_length=target)
 
 
 def texts(row: object) -> tuple[str, str, bool]:

@@ -24,7 +24,7 @@ from cmexam_tune.export import export, logits
 from cmexam_tune.inference import loading
 from cmexam_tune.models import merging, precision
 from cmexam_tune.models.families import Loaded
-from cmexam_tune.models.families.chatglm import tiny as tiny_chatglm
+from cmexam_tune.models.families.chatglm import tiny_chatglm
 from cmexam_tune.models.generation.prefill import Reader
 from cmexam_tune.predict import predict
 from cmexam_tune.train import train

@@ -21,7 +21,7 @@ from cmexam_tune.models import layouts
 from cmexam_tune.models.adapters.lora import LoRA
 from cmexam_tune.models.adapters.ptuning import PTuning
 from cmexam_tune.models.families import chatglm
-from cmexam_tune.models.families.chatglm.prefix import PROJECTED
+from cmexam_tune.models.families.chatglm.authors_prefix import PROJECTED
 from cmexam_tune.models.families.llama import merge_adapter
 
 lora = LoRA()

@@ -21,7 +21,7 @@ from transformers import (
 
 from cmexam_tune.core.errors import ConfigError, UserError
 from cmexam_tune.models.adapters.ptuning import PTuning
-from cmexam_tune.models.families.chatglm.prefix import load_authors_prefix
+from cmexam_tune.models.families.chatglm.authors_prefix import load_authors_prefix
 from cmexam_tune.models.prefix import encoder_of
 
 ptuning = PTuning()

@@ -5,7 +5,8 @@ In: a recipe by name or path, and `section.key=value` overrides. Out: a `Config`
 transformers', `describing.py` what `--help`, the reference and editors show.
 """
 
-from cmexam_tune.config.loading import (
+from cmexam_tune.config.overrides import ALIASES
+from cmexam_tune.config.reading import (
     dump_config,
     find_recipe,
     load_config,
@@ -14,8 +15,7 @@ from cmexam_tune.config.loading import (
     read_yaml,
     recipe_folders,
 )
-from cmexam_tune.config.overrides import ALIASES
-from cmexam_tune.config.schema import (
+from cmexam_tune.config.sections import (
     Config,
     DataConfig,
     GenerationConfig,

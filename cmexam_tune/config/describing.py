@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import yaml
 
 from cmexam_tune.config import installed_versions
-from cmexam_tune.config.loading import dump_config
 from cmexam_tune.config.overrides import ALIASES
-from cmexam_tune.config.schema import SECTIONS, Config, TrainingArguments
+from cmexam_tune.config.reading import dump_config
+from cmexam_tune.config.sections import SECTIONS, Config, TrainingArguments
 from cmexam_tune.core import variants
 from cmexam_tune.core.strict import adapter
 

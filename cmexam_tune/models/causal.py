@@ -38,9 +38,10 @@ def encode(codec: Codec, questions: Sequence[Question], prompt: PromptConfig) ->
     return features.encode(
         questions,
         style_of(prompt),
-        (prompt.max_source_length, prompt.max_target_length),
         lambda texts: codec.sources([Dialogue(text, (), prompt.system) for text in texts]),
         codec.targets,
+        max_source_length=prompt.max_source_length,
+        max_target_length=prompt.max_target_length,
     )
 
 

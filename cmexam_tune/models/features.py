@@ -83,24 +83,30 @@ def fit_stems(
 def encode(
     questions: Sequence[Question],
     style: str | Style,
-    limits: tuple[int, int],
     source_ids: Tokenize,
     target_ids: Tokenize,
+    *,
+    max_source_length: int,
+    max_target_length: int,
 ) -> Encoded:
     """Return training rows with labels on the completion only.
 
     Args:
         questions: what to encode; those that the style cannot render are skipped and listed.
         style: how they are asked and answered.
-        limits: most tokens of the prompt, most tokens of the completion with its EOS.
         source_ids: prompts to ids, all special tokens of the prompt included.
         target_ids: completions to ids, EOS included.
+        max_source_length: most tokens of the prompt; the middle of a longer stem is left out, never an option.
+        max_target_length: most tokens of the completion with its EOS; the end of a longer explanation is left out.
     """
     renderable, examples, unrenderable = _rendered(questions, style)
     sources = fit_stems(
-        renderable, lambda some: source_ids([prompts.prompt(question, style) for question in some]), limits[0], len
+        renderable,
+        lambda some: source_ids([prompts.prompt(question, style) for question in some]),
+        max_source_length,
+        len,
     )
-    targets, cut = fit_completions(renderable, examples, style, target_ids, limits[1])
+    targets, cut = fit_completions(renderable, examples, style, target_ids, max_target_length)
     rows: list[Mapping[str, Any]] = []
     too_long: list[str] = []
     kept: list[int] = []

@@ -23,6 +23,7 @@ from cmexam_tune.models import attention, causal, checkpoint
 from cmexam_tune.models.causal import Codec
 from cmexam_tune.models.families import Loaded, llama
 from cmexam_tune.models.families.chatglm import configuration, quantization
+from cmexam_tune.models.families.chatglm.authors_prefix import attach_authors_prefix
 from cmexam_tune.models.families.chatglm.configuration import (
     ChatGLM2Config,
     ChatGLMConfig,
@@ -31,7 +32,6 @@ from cmexam_tune.models.families.chatglm.configuration import (
 )
 from cmexam_tune.models.families.chatglm.modeling_v1 import ChatGLMForCausalLM
 from cmexam_tune.models.families.chatglm.modeling_v2 import ChatGLM2ForCausalLM
-from cmexam_tune.models.families.chatglm.prefix import attach_authors_prefix
 from cmexam_tune.models.families.chatglm.tokenization import (
     ChatGLM2Tokenizer,
     ChatGLMTokenizer,

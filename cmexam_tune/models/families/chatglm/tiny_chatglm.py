@@ -26,6 +26,7 @@ CLASSES = {
 def build(
     folder: Path,
     texts: Iterable[str],
+    *,
     version: int = 1,
     hidden: int = 64,
     layers: int = 2,
@@ -53,7 +54,7 @@ def build(
         ChatGLMForCausalLM(config).save_pretrained(folder)
     else:
         _train(folder / "tokenizer.model", texts, V2_SYMBOLS)
-        config, fields = _second(folder, version, hidden, layers, vocab, heads)
+        config, fields = _second(folder, version, hidden=hidden, layers=layers, vocab=vocab, heads=heads)
         config.initializer_range = SPREAD
         ChatGLM2ForCausalLM(config).save_pretrained(folder)
     drop = (
@@ -89,7 +90,9 @@ def _first(folder: Path, hidden: int, layers: int, vocab: int, heads: int) -> tu
     return config, {"num_image_tokens": 0, "remove_space": False, "do_lower_case": False}
 
 
-def _second(folder: Path, version: int, hidden: int, layers: int, vocab: int, heads: int) -> tuple[Any, dict[str, Any]]:
+def _second(
+    folder: Path, version: int, *, hidden: int, layers: int, vocab: int, heads: int
+) -> tuple[Any, dict[str, Any]]:
     tokenizer = ChatGLM2Tokenizer(str(folder / "tokenizer.model"), glm_version=version)
     config = ChatGLM2Config(
         padded_vocab_size=max(vocab, tokenizer.vocab_size),

@@ -171,6 +171,21 @@ def test_the_smallest_difference_is_found_with_80_percent_power(n, disagreement)
     assert 0.75 < power < 0.84
 
 
+@pytest.mark.parametrize("power", [0.3, 0.5, 0.8, 0.99])
+@pytest.mark.parametrize(("n", "p"), [(30, 0.5), (400, 0.2), (6811, 0.15), (100_000, 1.0)])
+def test_the_smallest_difference_solves_connors_equation(n, p, power):
+    d = smallest_difference(n, p, power)
+    alpha, beta = stats.norm.ppf(0.975), stats.norm.ppf(power)
+    assert d * n**0.5 == pytest.approx(alpha * p**0.5 + beta * (p - d**2) ** 0.5)
+
+
+def test_the_largest_possible_difference_is_the_limit():
+    """Where not even all that disagree on one side would be found, there is no difference to name."""
+    found = [smallest_difference(n, 0.5) is not None for n in range(1, 30)]
+    assert found == [0.5 * n**0.5 >= 1.959964 * 0.5**0.5 + 0.841621 * 0.5 for n in range(1, 30)]
+    assert any(found) and not all(found)
+
+
 def test_no_difference_can_be_seen_in_a_few_questions():
     assert smallest_difference(5, 0.4) is None and smallest_difference(100, 0.0) is None
     assert smallest_difference(10_000, 0.2) < smallest_difference(1000, 0.2)

@@ -40,7 +40,7 @@ class Name:
 
 @dataclass(frozen=True)
 class Definition:
-    """How one facet is broken down."""
+    """How the scores are broken down by one facet."""
 
     facet: str
     zh: str
@@ -55,9 +55,9 @@ class Definition:
     """The paper averages over the cells, not over the questions."""
 
     def recognise(self, value: str) -> Name:
-        """Return the name that `value` means; a value that nobody has named stands for itself.
+        """Return the name that `value` means; a value that no paper names stands for itself.
 
-        A name that was cut off (as the ICD-11 chapters in some exports) is recognised when only one begins so.
+        A truncated name (such as the ICD-11 chapters in some exports) is recognised if only one name begins with it.
         """
         folded = _fold(value)
         for name in self.values:
@@ -78,7 +78,7 @@ class Cell:
     """The value as the data spells it; several spellings of one thing are one cell."""
     scores: Scores
     small: bool
-    """Fewer questions than the table's minimum: read its interval, not its accuracy."""
+    """Whether there are fewer questions than the table's minimum: its interval says more than its accuracy."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def _definition(item: Mapping[str, Any]) -> Definition:
 
 
 def define(facet: str) -> Definition:
-    """Return the breakdown that a column of this name belongs to; unknown columns get a plain one."""
+    """Return the definition for a column of this name; a column that no paper breaks down gets a plain one."""
     for definition in definitions():
         if _fold(facet) in map(_fold, (definition.facet, *definition.columns)):
             return definition

@@ -47,7 +47,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two of several runs; the difference is the second minus the first, in points of accuracy."""
+    """Two runs of several; the difference is the second minus the first, in points of accuracy."""
 
     first: str
     second: str
@@ -137,7 +137,7 @@ def _smallest(n: int, disagreeing: int) -> float | None:
 
 
 def pairwise(runs: Mapping[str, Sequence[Graded]]) -> tuple[Pair, ...]:
-    """Return each two of several runs, in the order of the runs, with p-values corrected for being several."""
+    """Return every pair of runs, in the order of the runs, with p-values corrected for multiple comparisons."""
     compared = []
     for (first, a), (second, b) in itertools.combinations(runs.items(), 2):
         pairs = [(x, y) for x, y in zip(a, b, strict=True) if x.question.answer]
@@ -176,7 +176,7 @@ def ranking(runs: Mapping[str, Scores]) -> tuple[str, ...]:
 
 
 def agreement(runs: Mapping[str, Sequence[Graded]]) -> dict[str, float]:
-    """Return {"first | second": share in percent of questions with the same readable answer} for each two runs."""
+    """Return {"first | second": percentage of questions with the same readable answer} for every pair of runs."""
     return {
         f"{first} | {second}": 100
         * sum(x.answer is not None and x.answer == y.answer for x, y in zip(a, b, strict=True))
@@ -229,7 +229,7 @@ class ScoreDecomposition:
     """The average that it reports: `accuracy` (over questions) or a key of the scorer's `averages`."""
     differing: tuple[Differing, ...]
     mark: str | None = None
-    """Says so where the run was asked in other words than the script asks in."""
+    """A remark where the run was prompted in other words than the script's; see `prompt_mark`."""
 
 
 def by_scorers(
@@ -315,9 +315,9 @@ def decompose(
 
 
 def prompt_mark(scorer: Scorer, style: str | None) -> str | None:
-    """Return a plain remark where a run of this prompt style was asked in other words than the script asks in.
+    """Return a remark where a run with this prompt style was prompted in other words than the script's.
 
-    None where the words are the script's, where it has none of its own, or where the style of the run is unknown.
+    None where the words are the script's, where the script has none of its own, or where the style is unknown.
     """
     if style is None or not scorer.prompt or style in scorer.styles:
         return None

@@ -64,9 +64,9 @@ class Paired:
     low: float
     high: float
     p_value: float
-    """Two-sided: how easily chance alone gives a difference at least this large."""
+    """Two-sided: the probability of a difference at least this large by chance alone."""
     resolution: float = 0.0
-    """The smallest p-value that the test can show; `p_value` equal to it means below it. 0 for an exact test."""
+    """The smallest p-value that the resamples can show: a `p_value` equal to it means "below it". 0: an exact test."""
 
     @property
     def p_text(self) -> str:
@@ -167,8 +167,8 @@ def paired_bootstrap(
 def by_cluster(rows: "Matrix", clusters: Sequence[str]) -> "Matrix":
     """Return [clusters, columns], the sums of the rows of each cluster.
 
-    A bootstrap of these draws clusters as a whole: questions that share a case are right or wrong together, and count
-    as less than as many questions of their own.
+    A bootstrap of these rows draws whole clusters: questions that share a case tend to be right or wrong together, so
+    they carry less information than as many independent ones.
 
     Raises:
         ValueError: not one cluster for each row.
@@ -184,7 +184,7 @@ def by_cluster(rows: "Matrix", clusters: Sequence[str]) -> "Matrix":
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Return p-values adjusted for being several (Holm 1979): each is to be compared with the level as it is."""
+    """Return p-values corrected for multiple comparisons (Holm 1979); each is then compared with the usual level."""
     adjusted, least = [0.0] * len(p_values), 0.0
     for rank, i in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
         least = max(least, min(1.0, (len(p_values) - rank) * p_values[i]))

@@ -46,7 +46,7 @@ def load(name: str, columns: str | None = None) -> tuple[Exam, Fields | None]:
 
     Args:
         name: an exam of this folder, a module (`my_lab.exam`) or a YAML file of the user's own.
-        columns: what to read otherwise, `stem=题干,facet:科室=科室`; `table` is nothing but that.
+        columns: changes to the exam's map, such as `stem=题干,facet:科室=科室`; for `table` it is the whole map.
 
     Raises:
         ConfigError: an unknown exam or field, or a map for an exam that has none to amend.

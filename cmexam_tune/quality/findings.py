@@ -1,4 +1,4 @@
-"""One check: reads question files line by line, collects pairs and findings, and says which questions to keep."""
+"""One check: question files are read line by line, pairs and findings collected, and questions chosen to keep."""
 
 import string
 from collections import Counter, defaultdict

@@ -72,7 +72,7 @@ class FullReport(Report):
     confusion: Mapping[str, Any] = field(default_factory=dict)
     published: Published | None = None
     runs: Mapping[str, Scores] = field(default_factory=dict)
-    """Several runs, the first of them is the one that the other fields are about."""
+    """Scores of several runs; the other fields are about the first."""
     summary: Mapping[str, Spread] = field(default_factory=dict)
     agreement: Mapping[str, float] = field(default_factory=dict)
     """`first | second` -> share in percent of questions with the same readable answer."""
@@ -81,7 +81,7 @@ class FullReport(Report):
     ranking: tuple[str, ...] = ()
     """The runs by accuracy, the best first."""
     pairs: tuple[Pair, ...] = ()
-    """Each two runs, p-values corrected for being several (Holm)."""
+    """Every pair of runs, p-values corrected for multiple comparisons (Holm)."""
     partial_credit: Mapping[str, PartialCredit] = field(default_factory=dict)
     """`all`, `single` and `multiple` right letters: exact score beside Jaccard, precision and recall of letters."""
     bridges: Mapping[str, ScoreDecomposition] = field(default_factory=dict)
@@ -90,7 +90,7 @@ class FullReport(Report):
     profiles: Mapping[str, Scores] = field(default_factory=dict)
     """The same outputs by every scorer."""
     subsets: tuple[Subset, ...] = ()
-    """With and without questions that were in the training data, or whose answers are known to be doubtful."""
+    """Scores with and without questions that were in the training data or whose answers are doubtful."""
     cut: Mapping[str, Truncation] = field(default_factory=dict)
     """Run -> outputs that its limit cut off; runs whose files do not say it are left out."""
     selection: Selection | None = None

@@ -129,7 +129,7 @@ def blocks(runs: Runs) -> list[Any]:
 
 
 def _limits(items: Sequence[Sequence[Graded]]) -> tuple[int, int]:
-    """Return how many characters of a wrong and of a right answer's texts are shown."""
+    """Return how many characters are shown of the texts of a wrong and of a right answer."""
     lengths = [(group[0].correct, [len(text) for text in _texts(group)], _fixed(group)) for group in items]
     for wrong, right in LIMITS:
         size = sum(

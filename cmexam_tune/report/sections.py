@@ -173,7 +173,7 @@ def comparison(other: Comparison) -> Table:
 
 
 def pairs(compared: Sequence[Pair]) -> Table:
-    """Return each two runs, corrected for being several."""
+    """Return every pair of runs, with p-values corrected for multiple comparisons."""
     lines = tuple(
         (
             f"{pair.first} | {pair.second}",

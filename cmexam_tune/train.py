@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from cmexam_tune.config import Config, load_config
-from cmexam_tune.core import cli, libraries
+from cmexam_tune.core import cli, jsonl, libraries
 from cmexam_tune.core.cli import Flag, Override, Recipe
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.quality import contamination
@@ -67,9 +67,16 @@ def question_files(config: Config) -> tuple[QuestionFiles, QuestionFiles]:
         UserError: a file that is missing or empty, or no training file at all.
     """
     data = config.data
-    order = config.training.seed if data.shuffle_options else None
-    train = QuestionFiles.of(data.train, data.max_train_samples, "train", data.mixture, order)
-    return train, QuestionFiles.of(data.validation, data.max_eval_samples, "validation")
+    if not data.train:
+        raise ConfigError("data.train: name at least one questions file, as `cmexam-tune preprocess` writes them.")
+    for key, paths in (("train", data.train), ("validation", data.validation)):
+        for path in paths:
+            jsonl.check(path, f"data.{key} file")
+    shuffle_seed = config.training.seed if data.shuffle_options else None
+    return (
+        QuestionFiles(data.train, data.max_train_samples, "train", data.mixture, shuffle_seed),
+        QuestionFiles(data.validation, data.max_eval_samples, "validation"),
+    )
 
 
 def _warn_of_leaks(config: Config) -> None:

@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -150,8 +151,10 @@ def test_harmful_settings_are_named(folder: Path) -> None:
     risky = train_helpers.recipe(
         folder, tuning={"method": "ptuning", "num_virtual_tokens": 4}, training__learning_rate=2e-2
     )
-    said = arguments.precision_warnings(risky.training, "ptuning", fp16=True, trainable={"prefix": torch.float16})
+    fp16: Any = SimpleNamespace(fp16=True)
+    said = arguments.harmful_settings(risky.training, "ptuning", fp16, torch.nn.Linear(2, 2, dtype=torch.float16))
     assert any("float16" in line for line in said)
     assert any("0.02 with P-tuning in fp16" in line for line in said)
     calm = train_helpers.recipe(folder)
-    assert arguments.precision_warnings(calm.training, "lora", fp16=False, trainable={"lora": torch.float32}) == []
+    bf16: Any = SimpleNamespace(fp16=False)
+    assert arguments.harmful_settings(calm.training, "lora", bf16, torch.nn.Linear(2, 2)) == []

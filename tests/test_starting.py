@@ -229,4 +229,4 @@ def test_each_process_checks_what_it_wrote(tmp_path: Path) -> None:
     assert checkpoints.damage(tmp_path, 0, 2) is None
     assert names[0] in str(checkpoints.damage(tmp_path, 1, 2))
     assert names[0] in str(checkpoints.damage(tmp_path))
-    assert processes.place() == (0, 1)
+    assert processes.rank_and_world() == (0, 1)

@@ -337,7 +337,8 @@ def test_more_processes_than_questions_is_refused(folder: Path) -> None:
     from cmexam_tune.training import arguments
 
     with pytest.raises(ConfigError, match="global_batch_size=6 is smaller than the 8 processes"):
-        arguments.global_batch(train_helpers.recipe(folder).training, 8)
+        refused = train_helpers.recipe(folder)
+        arguments.layout(refused.training, refused.prompt, 8)
 
 
 NUMBERS = {

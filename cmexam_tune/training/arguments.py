@@ -167,20 +167,21 @@ def choose_precision(values: Mapping[str, Any], card: Card, weights_dtype: str =
     return {"bf16": card.bf16 if card.cuda else weights_dtype == "bfloat16", "fp16": card.cuda and not card.bf16}
 
 
-def precision_warnings(
-    training: TrainingConfig, method: str | None, *, fp16: bool, trainable: Mapping[str, torch.dtype]
+def harmful_settings(
+    training: TrainingConfig, method: str | None, arguments: TrainingArguments, model: torch.nn.Module
 ) -> list[str]:
     """Return one line for each setting that is known to end in loss 0, NaN or nothing learnt.
 
     Args:
         training: the config's section.
         method: name of the tuning method.
-        fp16: whether losses are computed in float16 and scaled.
-        trainable: name -> dtype of the parameters that will be trained.
+        arguments: as `build` returned them.
+        model: with what is trained in it.
     """
+    fp16 = arguments.fp16
     lines = []
     rate = float(training.arguments.get("learning_rate", 5e-5))
-    half = sorted(name for name, dtype in trainable.items() if dtype == torch.float16)
+    half = sorted(name for name, p in model.named_parameters() if p.requires_grad and p.dtype == torch.float16)
     if half and fp16:
         lines.append(f"{half[0]} is trained in float16: updates below 6e-8 are lost and loss scaling cannot work.")
     if method is not None:
@@ -268,41 +269,27 @@ def bucket_size(trained: int) -> int:
 # Batches
 
 
-def global_batch(training: TrainingConfig, world: int) -> int:
-    """Return the questions of an optimizer step: `global_batch_size`, else micro-batch x accumulation x processes.
+def layout(training: TrainingConfig, prompt: PromptConfig, world: int) -> Layout:
+    """Return how questions are grouped into steps and rows on `world` processes.
+
+    An optimizer step has `global_batch_size` questions, else micro-batch x accumulation x processes.
 
     Raises:
         ConfigError: fewer questions than processes.
     """
-    values: Mapping[str, Any] = training.arguments
+    micro_batch = int(training.arguments.get("per_device_train_batch_size", 8))
     size = training.global_batch_size
     if size is None:
-        micro = int(values.get("per_device_train_batch_size", 8))
-        return micro * int(values.get("gradient_accumulation_steps", 1)) * world
+        size = micro_batch * int(training.arguments.get("gradient_accumulation_steps", 1)) * world
     if size < world:
         raise ConfigError(
             f"training.global_batch_size={size} is smaller than the {world} processes: each needs a question in every "
             f"step. Start at most {size} processes, or set global_batch_size to {world} or more."
         )
-    return size
-
-
-def layout(training: TrainingConfig, prompt: PromptConfig, world: int) -> Layout:
-    """Return how questions are grouped into steps and rows on `world` processes."""
     return Layout(
-        global_batch=global_batch(training, world),
-        micro_batch=int(training.arguments.get("per_device_train_batch_size", 8)),
+        global_batch=size,
+        micro_batch=micro_batch,
         max_tokens=training.max_tokens_per_batch,
         pack_length=prompt.max_source_length + prompt.max_target_length if training.packing else None,
         seed=training.seed,
     )
-
-
-def world_size() -> int:
-    """Return the number of processes as the launcher set it."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def device_name() -> str:
-    """Return the name of the device that this process trains on."""
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"

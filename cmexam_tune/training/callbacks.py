@@ -36,7 +36,7 @@ class FirstStep(TrainerCallback):
         self._action: Callable[[], None] | None = action
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Call it."""
+        """Call the function and forget it."""
         if self._action is not None:
             self._action()
             self._action = None
@@ -86,28 +86,28 @@ class Screen(TrainerCallback):
         """Count the step."""
         if self._progress is not None:
             rate = f"lr {kwargs['optimizer'].param_groups[0]['lr']:.1e}"
-            self._progress.move(state.global_step - self._progress.done, f"{self._loss()}, {rate}, {self._use()}")
+            self._progress.move(state.global_step - self._progress.done, f"{self._loss()}, {rate}, {self._usage()}")
 
     def on_evaluate(
         self, args: Any, state: Any, control: Any, metrics: dict[str, float] | None = None, **kwargs: Any
     ) -> None:
-        """Tell what an evaluation has found."""
+        """Show the loss and accuracy of an evaluation."""
         if self._progress is not None:
             shown = [EVALUATED[name].format(value) for name, value in (metrics or {}).items() if name in EVALUATED]
             self._progress.say(f"step {state.global_step}: {', '.join(shown)}")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Tell what it came to."""
+        """Show how many steps were taken, in what time, and the last loss."""
         if self._progress is not None:
             self._progress.close()
             took = duration(time.monotonic() - self._started)
             steps = f"{state.global_step:,} of {state.max_steps:,} steps"
-            self._progress.say(f"trained {steps} in {took}: last {self._loss()}, {self._use()}")
+            self._progress.say(f"trained {steps} in {took}: last {self._loss()}, {self._usage()}")
 
     def _loss(self) -> str:
         return f"loss {self.trainer.last_loss:.4f}"
 
-    def _use(self) -> str:
+    def _usage(self) -> str:
         rate = (self.trainer.tokens_done - self._tokens) / max(time.monotonic() - self._started, 1e-9)
         return f"{peak_memory() / 2**30:.1f} GiB, {rate:,.0f} tokens/s"
 
@@ -120,7 +120,7 @@ class Screen(TrainerCallback):
 
 
 def peak_memory() -> int:
-    """Return the most bytes that this process has held: of its card, without one of the machine."""
+    """Return the most bytes that this process has held: on its card, or without one in the machine's memory."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_reserved()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
@@ -142,19 +142,23 @@ class StopOnRequest(TrainerCallback):
 
 @contextlib.contextmanager
 def signals(trainer: "ExamTrainer") -> Iterator[None]:
-    """Turn SIGTERM and the first Ctrl-C into a request to stop; a second Ctrl-C interrupts at once."""
+    """Turn SIGTERM and the first Ctrl-C into a request to stop; a second Ctrl-C interrupts at once.
+
+    A handler runs in the middle of anything, and perhaps on one process only. So it leaves a flag, and the processes
+    agree on it in the next step (`ExamTrainer._check_loss`): all of them save the same checkpoint.
+    """
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield  # only the main thread may handle signals; a notebook's thread is interrupted by its own means
         return
 
-    def ask(number: int, _frame: FrameType | None) -> None:
+    def request_stop(number: int, _frame: FrameType | None) -> None:
         if trainer.stop_asked and number == signal.SIGINT:
             raise KeyboardInterrupt
         trainer.stop_asked = True
 
-    old = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+    previous = {number: signal.signal(number, request_stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:
-        for number, handler in old.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)

@@ -5,6 +5,7 @@ reads its own checkpoints with pickle, which runs code. So the checksums carry a
 this user has (`secret`): a DeepSpeed checkpoint without it is somebody else's and is not opened.
 """
 
+import contextlib
 import errno
 import hashlib
 import hmac
@@ -13,7 +14,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from cmexam_tune.core import cli, files, jsonl
-from cmexam_tune.core.errors import UserError
+from cmexam_tune.core.errors import TrainingStopped, UserError
 from cmexam_tune.training import processes
 
 STAGING = ".saving"
@@ -82,7 +83,7 @@ def find_resumable(run_folder: Path, *, deepspeed: bool, trusted: bool) -> Path 
     Raises:
         UserError: training cannot go on from it (`check_resumable`).
     """
-    rank, world = processes.place()
+    rank, world = processes.rank_and_world()
     for folder in processes.gather(newest_first(run_folder))[0]:
         problems = [problem for problem in processes.gather(damage(folder, rank, world)) if problem]
         if not problems:
@@ -101,7 +102,7 @@ def check_resumable(folder: Path, *, deepspeed: bool, trusted: bool) -> None:
             somebody else has written it and the command does not say that they are `trusted`.
     """
     manifest = Manifest.read(folder)
-    rank, world = processes.place()
+    rank, world = processes.rank_and_world()
     if manifest is None or manifest.deepspeed != deepspeed:
         has, wants = ("without", "with") if deepspeed else ("with", "without")
         raise UserError(
@@ -169,7 +170,7 @@ def secret() -> bytes:
 
 def publish(staged: Path, target: Path, deepspeed: bool) -> None:
     """Checksum everything in `staged`, then rename it to `target`; called by all processes, the first one renames."""
-    rank, world = processes.place()
+    rank, world = processes.rank_and_world()
     checksums = processes.gather(own_checksums(staged, rank, world))
     if rank != 0:
         return
@@ -291,14 +292,19 @@ def read_weights(folder: Path, model: nn.Module) -> None:
             trained[name].copy_(value)
 
 
-def is_full_disk(error: BaseException, folder: Path) -> bool:
-    """Return whether a failed save means that no space is left; torch and safetensors hide the errno."""
-    if isinstance(error, OSError) and error.errno is not None:
-        return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    text = str(error).lower()
-    return "no space left" in text or "file too large" in text or shutil.disk_usage(folder).free < 1 << 20
-
-
-def no_space(folder: Path) -> OSError:
-    """Return the error that `cli.run` turns into one message."""
-    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+@contextlib.contextmanager
+def naming_full_disk(folder: Path) -> Iterator[None]:
+    """Raise an OSError that says so where saving fails for want of space; torch and safetensors hide the errno."""
+    try:
+        yield
+    except TrainingStopped:
+        raise
+    except (OSError, RuntimeError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        else:
+            text = str(error).lower()
+            full = "no space left" in text or "file too large" in text or shutil.disk_usage(folder).free < 1 << 20
+        if full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder)) from error
+        raise

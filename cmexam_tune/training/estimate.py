@@ -125,7 +125,8 @@ def dry_run(config: Config, questions: QuestionFiles) -> Estimate:
         UserError: as `train` before its first step.
     """
     training = config.training
-    world = arguments.world_size()
+    # As the launcher set them.
+    world = int(os.environ.get("WORLD_SIZE", "1"))
     local = int(os.environ.get("LOCAL_WORLD_SIZE", world))
     family, method = run.parts(config)
     # An adapter under the base adds no parameters once it is merged.

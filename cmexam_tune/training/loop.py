@@ -59,7 +59,7 @@ def fit(
     arguments_of.check_supported(config)
     args = arguments_of.build(config.training, run.path, config.model.dtype)
     arguments_of.check_evaluation(config.training, args, has_validation=bool(validation))
-    first = args.process_index == 0
+    first, device = args.process_index == 0, arguments_of.Card.here(args.use_cpu).name
 
     processes.check_shared(run.path)
     if first:
@@ -67,15 +67,17 @@ def fit(
     processes.barrier()
     if run.finished and not overwrite:
         return run
-    resume = None
-    if not overwrite:
-        resume = checkpoints.find_resumable(run.path, deepspeed=bool(args.deepspeed), trusted=trusted)
+    deepspeed = bool(args.deepspeed)
+    resume = None if overwrite else checkpoints.find_resumable(run.path, deepspeed=deepspeed, trusted=trusted)
 
     family, method = runs.parts(config)
     set_seed(args.seed)
     base = load_base(family, config.model, train, args)
     model: Any = method.attach(base.model, family, config.tuning.settings)
     arguments_of.fit_deepspeed(args, model)
+    if first:
+        for line in arguments_of.harmful_settings(config.training, config.tuning.method, args, model):
+            cli.note(f"warning: {line}")
     loaded = Loaded(model, base.tokenizer)
 
     cache = Path(config.data.cache_dir) if config.data.cache_dir else run.path / starting.CACHE
@@ -85,11 +87,9 @@ def fit(
     trainer = _make_trainer(config, family, loaded, args, data)
     with contextlib.ExitStack() as stack:
         if first:
-            _announce(trainer, train.paths, config.tuning.method)
+            cli.note(trainer.summary(train.paths))
             release_backup = stack.enter_context(
-                starting.acquire_run(
-                    run, overwrite=overwrite, device=arguments_of.device_name(), processes=args.world_size
-                )
+                starting.acquire_run(run, overwrite=overwrite, device=device, processes=args.world_size)
             )
             checkpoints.clear_staging(run.path)
             trainer.add_callback(callbacks.FirstStep(release_backup))
@@ -162,25 +162,6 @@ def _make_trainer(
     if config.training.early_stopping_patience is not None:
         trainer.add_callback(EarlyStoppingCallback(config.training.early_stopping_patience))
     return trainer
-
-
-def _announce(trainer: ExamTrainer, paths: tuple[str, ...], method: str | None) -> None:
-    """Tell what is trained, on what, and which settings are known to hurt."""
-    args, data, config = trainer.args, trainer.data, trainer.config
-    trained = {name: p for name, p in trainer.loaded.model.named_parameters() if p.requires_grad}
-    count = sum(int(getattr(p, "ds_numel", p.numel())) for p in trained.values())
-    total = sum(int(getattr(p, "ds_numel", p.numel())) for p in trainer.loaded.model.parameters())
-    plan = data.sampler(0, args.world_size)
-    cli.note(
-        f"{count:,} of {total:,} parameters are trained ({100 * count / total:.3g}%); {plan.questions:,} questions, "
-        f"{data.layout.global_batch} in each step on {args.world_size} process(es); padding {100 * plan.padding():.1f}%"
-    )
-    if data.mixture:
-        shares = zip(data.mixture.counts(), paths, strict=True)
-        cli.note("each epoch: " + ", ".join(f"{count:,} of {path}" for count, path in shares))
-    dtypes = {name: p.dtype for name, p in trained.items()}
-    for line in arguments_of.precision_warnings(config.training, method, fp16=args.fp16, trainable=dtypes):
-        cli.note(f"warning: {line}")
 
 
 def _take_steps(trainer: ExamTrainer, resume: Path | None) -> dict[str, float]:

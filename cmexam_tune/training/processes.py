@@ -11,19 +11,19 @@ import torch.distributed as dist
 from cmexam_tune.core.errors import UserError
 
 
-def many() -> bool:
+def is_distributed() -> bool:
     """Return whether this run has more than one process."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-def place() -> tuple[int, int]:
+def rank_and_world() -> tuple[int, int]:
     """Return the number of this process and how many there are."""
-    return (dist.get_rank(), dist.get_world_size()) if many() else (0, 1)
+    return (dist.get_rank(), dist.get_world_size()) if is_distributed() else (0, 1)
 
 
 def any_true(flags: tuple[bool, ...], device: torch.device) -> tuple[bool, ...]:
     """Return for each flag whether it is set on at least one process."""
-    if not many():
+    if not is_distributed():
         return flags
     values = torch.tensor([int(flag) for flag in flags], device=device)
     dist.all_reduce(values, op=dist.ReduceOp.MAX)
@@ -32,7 +32,7 @@ def any_true(flags: tuple[bool, ...], device: torch.device) -> tuple[bool, ...]:
 
 def total(values: tuple[float, ...], device: torch.device) -> tuple[float, ...]:
     """Return the sums over all processes."""
-    if not many():
+    if not is_distributed():
         return values
     # float64 has no kernel on some devices; losses of an evaluation fit float32 well enough to be compared.
     sums = torch.tensor(values, device=device, dtype=torch.float64 if device.type != "mps" else torch.float32)
@@ -42,7 +42,7 @@ def total(values: tuple[float, ...], device: torch.device) -> tuple[float, ...]:
 
 def gather(value: Any) -> list[Any]:
     """Return the objects of all processes, by rank."""
-    if not many():
+    if not is_distributed():
         return [value]
     values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
@@ -51,7 +51,7 @@ def gather(value: Any) -> list[Any]:
 
 def barrier() -> None:
     """Wait for all processes."""
-    if many():
+    if is_distributed():
         dist.barrier()
 
 
@@ -61,7 +61,7 @@ def check_shared(path: Path) -> None:
     Raises:
         UserError: a process does not see what the first one writes there.
     """
-    rank, world = place()
+    rank, world = rank_and_world()
     if world == 1:
         return
     above = list(path.absolute().parents)

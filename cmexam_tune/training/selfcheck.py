@@ -1,5 +1,6 @@
 """After saving: what was written is read back, is not empty, and gives the same logits."""
 
+import contextlib
 import dataclasses
 import shutil
 from collections.abc import Mapping
@@ -50,7 +51,8 @@ def save_and_verify(
     staged = adapter.with_name(f".{adapter.name}")
     shutil.rmtree(staged, ignore_errors=True)
     staged.mkdir(parents=True)
-    try:
+    with contextlib.ExitStack() as cleanup, checkpoints.naming_full_disk(run):
+        cleanup.callback(shutil.rmtree, staged, ignore_errors=True)
         method.save(model, staged, gathered)
         if method.standalone:
             trainer.loaded.tokenizer.save_pretrained(staged)
@@ -63,11 +65,6 @@ def save_and_verify(
         if adapter.exists():
             shutil.rmtree(adapter)
         staged.rename(adapter)
-    except (OSError, RuntimeError) as error:
-        shutil.rmtree(staged, ignore_errors=True)
-        if not isinstance(error, TrainingStopped) and checkpoints.is_full_disk(error, run):
-            raise checkpoints.no_space(run) from error
-        raise
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ import itertools
 import math
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -60,9 +60,8 @@ class ExamTrainer(Trainer):
             model=loaded.model, args=arguments, train_dataset=data.train, eval_dataset=cast(Any, data.validation)
         )
         self.label_logits = logits.LabelLogits(loaded.model) if family.task == "generate" else None
-        # Under ZeRO-3 a parameter is empty outside of its module's forward pass; `ds_numel` is its whole size.
         # 2 operations for each weight and token forward, 4 backward.
-        self._flos_per_token = 6 * sum(int(getattr(p, "ds_numel", p.numel())) for p in loaded.model.parameters())
+        self._flos_per_token = 6 * count_parameters(loaded.model)
 
     @property
     def unwrapped_model(self) -> Any:
@@ -74,6 +73,20 @@ class ExamTrainer(Trainer):
         """Whether parameters are partitioned over the processes."""
         plugin = self.accelerator.state.deepspeed_plugin if self.is_deepspeed_enabled else None
         return plugin is not None and plugin.zero_stage == 3
+
+    def summary(self, paths: Sequence[str]) -> str:
+        """Return what is trained, on what; `paths` are the training files."""
+        trained, total = count_parameters(self.loaded.model, trained_only=True), count_parameters(self.loaded.model)
+        plan = self.data.sampler(0, self.args.world_size)
+        text = (
+            f"{trained:,} of {total:,} parameters are trained ({100 * trained / total:.3g}%); "
+            f"{plan.questions:,} questions, {self.data.layout.global_batch} in each step on "
+            f"{self.args.world_size} process(es); padding {100 * plan.padding():.1f}%"
+        )
+        if self.data.mixture is None:
+            return text
+        shares = zip(self.data.mixture.counts(), paths, strict=True)
+        return f"{text}\neach epoch: " + ", ".join(f"{count:,} of {path}" for count, path in shares)
 
     # Batches
 
@@ -331,18 +344,18 @@ class ExamTrainer(Trainer):
         processes.barrier()
         try:
             self.args.output_dir = str(staged.parent)
-            super()._save_checkpoint(model, trial)
-            processes.barrier()
-            # On every process: all of them read the best checkpoint again at the end.
-            self._name_best(target)
-            if self.args.should_save:
-                self.state.save_to_json(str(staged / "trainer_state.json"))
-            processes.barrier()
-            checkpoints.publish(staged, target, self.is_deepspeed_enabled)
-        except (OSError, RuntimeError) as error:
+            with checkpoints.naming_full_disk(self.run_folder):
+                super()._save_checkpoint(model, trial)
+                processes.barrier()
+                # On every process: all of them read the best checkpoint again at the end.
+                self._name_best(target)
+                if self.args.should_save:
+                    self.state.save_to_json(str(staged / "trainer_state.json"))
+                processes.barrier()
+                checkpoints.publish(staged, target, self.is_deepspeed_enabled)
+        except (OSError, RuntimeError):
+            # Never without an error: the first process is still renaming when the others are done.
             checkpoints.clear_staging(self.run_folder)
-            if checkpoints.is_full_disk(error, self.run_folder):
-                raise checkpoints.no_space(self.run_folder) from error
             raise
         finally:
             self.args.output_dir = str(self.run_folder)
@@ -396,6 +409,15 @@ class ExamTrainer(Trainer):
             self._load_engine(best)
         else:
             checkpoints.read_weights(Path(best), self.unwrapped_model)
+
+
+def count_parameters(model: nn.Module, *, trained_only: bool = False) -> int:
+    """Return the numbers in the parameters of a model.
+
+    Under ZeRO-3 a parameter is empty outside of its module's forward pass; `ds_numel` is its whole size.
+    """
+    parameters = (p for p in model.parameters() if p.requires_grad or not trained_only)
+    return sum(int(getattr(p, "ds_numel", p.numel())) for p in parameters)
 
 
 @contextlib.contextmanager

@@ -1,9 +1,8 @@
 """The questions of one or several files, read anew at every pass: no process holds all of CMB-train in memory."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from cmexam_tune.core import files, jsonl
 from cmexam_tune.core.errors import ConfigError
@@ -22,26 +21,6 @@ class QuestionFiles:
     """For each file how often an epoch shows its questions; empty: each question once."""
     shuffle_seed: int | None = None
     """Of the order of the options (see `shuffled`); None: as the exam prints them."""
-
-    @classmethod
-    def of(
-        cls,
-        paths: Sequence[str | Path],
-        limit: int | None,
-        key: str,
-        mixture: Sequence[float] = (),
-        shuffle_seed: int | None = None,
-    ) -> "QuestionFiles":
-        """Check what can be checked without reading.
-
-        Raises:
-            UserError: a file that is missing or empty, or no training file at all.
-        """
-        if not paths and key == "train":
-            raise ConfigError("data.train: name at least one questions file, as `cmexam-tune preprocess` writes them.")
-        for path in paths:
-            jsonl.check(path, f"data.{key} file")
-        return cls(tuple(map(str, paths)), limit, key, tuple(mixture), shuffle_seed)
 
     def __iter__(self) -> Iterator[Question]:
         """Yield the questions of all files, one file after the other; see `sourced`."""

@@ -251,7 +251,7 @@ def main(
 
 
 def _say(report: building.FullReport) -> None:
-    """Print the headline, and the runs or profiles beside it."""
+    """Print the headline, and the runs or scorers beside it."""
     if report.selection:
         cli.say(report.selection.sentence)
     cli.say(sections.headline(report).text())
@@ -262,7 +262,7 @@ def _say(report: building.FullReport) -> None:
         if truncation.cut:
             cli.say(f"{name}: {truncation.sentence}")
     if report.runs and report.profiles:
-        cli.say(f"\n{sections.by_profile(report)}")
+        cli.say(f"\n{sections.by_scorer(report)}")
     if report.agreement:
         cli.say(f"\n{sections.agreement(report)}")
     if report.pairs:

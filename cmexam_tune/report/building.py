@@ -61,7 +61,11 @@ class Published:
 
 @dataclass(frozen=True)
 class FullReport(Report):
-    """A report with everything its pages show; each field is one key of report.json."""
+    """A report with everything its pages show.
+
+    Each field is a key of report.json, which keeps its names: `profiles` and `bridges` are scorers and the decompositions
+    of their scores inside this library.
+    """
 
     name: str = "this run"
     intervals: Mapping[str, list[float]] = field(default_factory=dict)

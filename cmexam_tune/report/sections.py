@@ -25,7 +25,7 @@ def tables(report: FullReport) -> list[Table]:
         *([cut_off(report)] if any(run.cut for run in report.cut.values()) else []),
         *([intervals(report)] if report.intervals else []),
         *([_scores("Runs", columns, report.runs)] if report.runs else []),
-        *([by_profile(report)] if report.profiles else []),
+        *([by_scorer(report)] if report.profiles else []),
         *([decompositions(tuple(report.bridges.values()))] if report.bridges else []),
         *([summary(report)] if report.summary else []),
         *([agreement(report)] if report.agreement else []),
@@ -41,12 +41,12 @@ def tables(report: FullReport) -> list[Table]:
 
 
 def headline(report: FullReport) -> Table:
-    """Return what the program prints: the run, or several runs or profiles beside each other."""
+    """Return what the program prints: the run, or several runs or scorers beside each other."""
     scores = report.runs or report.profiles or {report.name: report.overall}
     return _scores("", COLUMNS, scores)
 
 
-def by_profile(report: FullReport) -> Table:
+def by_scorer(report: FullReport) -> Table:
     """Return the outputs of the first run as every scorer scores them."""
     title = "The same outputs by every profile" if len(report.runs) < 2 else f"{report.name} by every profile"
     return _scores(title, _columns(report.overall), report.profiles)

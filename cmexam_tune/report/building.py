@@ -63,8 +63,8 @@ class Published:
 class FullReport(Report):
     """A report with everything its pages show.
 
-    Each field is a key of report.json, which keeps its names: `profiles` and `bridges` are scorers and the decompositions
-    of their scores inside this library.
+    Each field is a key of report.json, which keeps its names: what is `profiles` and `bridges` there are scorers and
+    the decompositions of their scores inside this library.
     """
 
     name: str = "this run"

@@ -26,7 +26,7 @@ from cmexam_tune.config import ModelConfig
 from cmexam_tune.core import libraries
 from cmexam_tune.core.errors import ConfigError, UserError, first_line
 from cmexam_tune.core.variants import suggest
-from cmexam_tune.models import attention, checkpoint_validation
+from cmexam_tune.models import attention, checkpoint_validation, released
 
 if not torch.accelerator.is_available():
     # DeepSpeed would look for a card at its first import and print a warning among the results.
@@ -81,7 +81,7 @@ def read_config(model: ModelConfig) -> PreTrainedConfig:
     kind = values.get("model_type", "")
     if kind == "chatglm":  # family chatglm reads it by itself
         raise UserError(f"{model.model_name_or_path}: is a ChatGLM checkpoint. Set model.family=chatglm.")
-    if kind not in CONFIG_MAPPING and not model.trust_remote_code:
+    if kind not in (*CONFIG_MAPPING, *released.KINDS) and not model.trust_remote_code:
         raise UserError(
             f"{model.model_name_or_path}: transformers has no model type {kind!r}. If the checkpoint brings its own "
             f"Python code and you trust its author, set model.trust_remote_code=true."

@@ -78,9 +78,14 @@ class Layout:
         Raises:
             ValueError: it is a name of transformers' network.
         """
+        matching = [
+            transform
+            for transform in self.transforms
+            if any(f".{source}".endswith(f".{name}") for source in transform.source_patterns)
+        ]
+        if matching:  # several: the outputs of attention and MLP may have the same name
+            return [target for transform in matching for target in transform.target_patterns]
         for transform in self.transforms:
-            if any(f".{source}".endswith(f".{name}") for source in transform.source_patterns):
-                return transform.target_patterns
             if any(f".{target}".endswith(f".{name}") for target in transform.target_patterns):
                 source = " and ".join(pattern.rpartition(".")[2] for pattern in transform.source_patterns)
                 raise ValueError(f"{name} is called {source} in this checkpoint")
@@ -200,6 +205,15 @@ def write(model: PreTrainedModel | PeftModel, state: Mapping[str, torch.Tensor])
     """Undo `read`."""
     layout = of(model)
     return dict(state) if layout is None else layout.write(state, model.config)
+
+
+def default_targets(model: PreTrainedModel, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return what the checkpoint calls the modules whose names end in `names` here; what is not here stays."""
+    layout = of(model)
+    if layout is None:
+        return names
+    here = [name for name, _ in model.named_modules() if name.endswith(names)]
+    return tuple(dict.fromkeys(layout.original(name).rpartition(".")[2] for name in here)) or names
 
 
 def add_lora(model: PreTrainedModel, config: LoraConfig) -> PeftModel:

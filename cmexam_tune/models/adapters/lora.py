@@ -94,7 +94,7 @@ class LoRA(Method):
 
         chosen = {
             **dataclasses.asdict(settings),
-            "target_modules": settings.target_modules or family.lora_targets,
+            "target_modules": settings.target_modules or layouts.default_targets(model, family.lora_targets),
             "modules_to_save": settings.modules_to_save or None,
         }
         if getattr(model, "is_loaded_in_4bit", False):

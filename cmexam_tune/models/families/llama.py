@@ -20,6 +20,7 @@ from cmexam_tune.models import (
     checkpoint,
     checkpoint_validation,
     layouts,
+    released,
 )
 from cmexam_tune.models.causal import Codec
 from cmexam_tune.models.families import Loaded, Writer
@@ -49,7 +50,8 @@ class Llama(Writer):
             raise UserError(f"{name}: is an encoder-decoder ({kind}); family llama needs a decoder.")
         if kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not getattr(config, "is_decoder", False):
             raise UserError(f"{name}: is an encoder ({kind}). Set model.family=bert, or name a decoder.")
-        if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not model.trust_remote_code:
+        known = kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or kind in released.KINDS
+        if not known and not model.trust_remote_code:
             raise UserError(f"{name}: transformers has no text-generating model for type {kind!r}.")
         decoder = checkpoint.read_weights(AutoModelForCausalLM, model, config, device)
         tokenizer = checkpoint.read_tokenizer(model)

@@ -1,0 +1,31 @@
+"""Released checkpoints whose own Python code today's transformers cannot run: Baichuan, Qwen-1, InternLM.
+
+Each is a network of transformers under other names, and is told by its config.json. Importing this package makes the
+model types known to `AutoConfig` and `AutoModelForCausalLM`; start reading with `baichuan.py`.
+
+What they compute was found by running the released code; docs/released.md says where each fact comes from.
+"""
+
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from cmexam_tune.models.released.baichuan import BaichuanConfig, BaichuanForCausalLM
+from cmexam_tune.models.released.internlm import (
+    InternLM2Config,
+    InternLM2ForCausalLM,
+    InternLMConfig,
+    InternLMForCausalLM,
+)
+from cmexam_tune.models.released.qwen1 import QWenConfig, QWenLMHeadModel
+
+NETWORKS: dict[type[PreTrainedConfig], type[PreTrainedModel]] = {
+    BaichuanConfig: BaichuanForCausalLM,
+    InternLMConfig: InternLMForCausalLM,
+    InternLM2Config: InternLM2ForCausalLM,
+    QWenConfig: QWenLMHeadModel,
+}
+KINDS = frozenset(str(config.model_type) for config in NETWORKS)
+"""Their `model_type` in config.json."""
+
+for _config, _network in NETWORKS.items():
+    AutoConfig.register(str(_config.model_type), _config, exist_ok=True)
+    AutoModelForCausalLM.register(_config, _network, exist_ok=True)

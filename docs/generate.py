@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from cmexam_tune import config
-from cmexam_tune.config import describing, installed_versions, sections
+from cmexam_tune.config import describing, installed_versions, settings
 from cmexam_tune.core import variants
 from cmexam_tune.report.papers import entries
 from cmexam_tune.report.table import short
@@ -41,7 +41,7 @@ def table(cls: type) -> str:
 def configuration() -> str:
     """Return docs/configuration.md."""
     parts = [
-        "# Configuration reference\n\n<!-- Written by docs/generate.py from cmexam_tune/config/sections.py; `make docs` after a change. -->\n",
+        "# Configuration reference\n\n<!-- Written by docs/generate.py from cmexam_tune/config/settings.py; `make docs` after a change. -->\n",
         "One experiment is one YAML file with the sections `data`, `prompt`, `model`, `tuning`, `training`, `generation` "
         "and the key `out` (the run folder). `extends: other.yaml` starts from another file. On the command line, "
         "`section.key=value` changes one value. `--config NAME` is looked up as a path, then in any folder of the "
@@ -54,7 +54,7 @@ def configuration() -> str:
         "Editors complete and check recipes by their JSON Schema: `cmexam-tune train --schema > recipe.schema.json`, and "
         "`# yaml-language-server: $schema=recipe.schema.json` as the first line of a recipe (VS Code, Neovim, Emacs).\n",
     ]
-    for name, cls in sections.SECTIONS.items():
+    for name, cls in settings.SECTIONS.items():
         if name == "tuning":
             parts.append(tuning())
             continue

@@ -20,7 +20,7 @@ import pytest
 from pages import ROOT
 
 from cmexam_tune import __main__, config
-from cmexam_tune.config import installed_versions, sections
+from cmexam_tune.config import installed_versions, settings
 from cmexam_tune.core import variants
 from cmexam_tune.models import adapters
 from cmexam_tune.report.papers import entries
@@ -119,7 +119,7 @@ def flags(program: str) -> set[str]:
 @functools.cache
 def known_keys() -> set[str]:
     """Return every `section.key` of a config."""
-    found = {f"{name}.{field.name}" for name, cls in sections.SECTIONS.items() for field in dataclasses.fields(cls)}
+    found = {f"{name}.{field.name}" for name, cls in settings.SECTIONS.items() for field in dataclasses.fields(cls)}
     found |= {f"training.{name}" for name in installed_versions.training()}
     found |= {f"generation.{name}" for name in installed_versions.generation()}
     for method in variants.names("tuning"):

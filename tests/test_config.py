@@ -21,7 +21,8 @@ import yaml
 from pydantic import Field
 
 from cmexam_tune import __main__, config
-from cmexam_tune.config import describing, installed_versions, sections
+from cmexam_tune.config import describing, installed_versions
+from cmexam_tune.config import settings as sections
 from cmexam_tune.core import (
     cli,
     documents,

@@ -15,7 +15,7 @@ from cmexam_tune.config.reading import (
     read_yaml,
     recipe_folders,
 )
-from cmexam_tune.config.sections import (
+from cmexam_tune.config.settings import (
     Config,
     DataConfig,
     GenerationConfig,

@@ -13,7 +13,7 @@ import yaml
 from cmexam_tune.config import installed_versions
 from cmexam_tune.config.overrides import ALIASES
 from cmexam_tune.config.reading import dump_config
-from cmexam_tune.config.sections import SECTIONS, Config, TrainingArguments
+from cmexam_tune.config.settings import SECTIONS, Config, TrainingArguments
 from cmexam_tune.core import variants
 from cmexam_tune.core.strict import adapter
 

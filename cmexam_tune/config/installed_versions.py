@@ -15,7 +15,7 @@ from typing import Annotated, Any, Union, get_type_hints
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from cmexam_tune.config.sections import GenerationOptions, TrainingArguments
+from cmexam_tune.config.settings import GenerationOptions, TrainingArguments
 from cmexam_tune.core.errors import ConfigError
 
 # Numbers have bounds here too: where transformers has none, it fails on 1e30 long after the model was loaded.

@@ -5,7 +5,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
-from cmexam_tune.config.sections import SECTIONS, Config
+from cmexam_tune.config.settings import SECTIONS, Config
 from cmexam_tune.core import documents
 from cmexam_tune.core.errors import ConfigError, DataError
 

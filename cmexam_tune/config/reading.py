@@ -15,7 +15,7 @@ import yaml
 
 from cmexam_tune.config import installed_versions
 from cmexam_tune.config.overrides import parse_override, rename_aliases
-from cmexam_tune.config.sections import SECTIONS, Config, TuningConfig
+from cmexam_tune.config.settings import SECTIONS, Config, TuningConfig
 from cmexam_tune.core import documents, variants
 from cmexam_tune.core.errors import ConfigError, UserError
 from cmexam_tune.core.strict import Problems, build

@@ -57,7 +57,7 @@ class PredictionMetadata:
         """
         if (order := self.prompt.get("option_order")) is None:
             return None
-        from cmexam_tune.config.sections import check_order  # pydantic, for this rare setting only
+        from cmexam_tune.config.settings import check_order  # pydantic, for this rare setting only
 
         try:
             check_order(str(order))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic.dataclasses import dataclass
 
-from cmexam_tune.config.sections import STRICT
+from cmexam_tune.config.settings import STRICT
 from cmexam_tune.core.errors import UserError, first_line
 from cmexam_tune.models.adapters import Method
 from cmexam_tune.models.families import Family

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic.dataclasses import dataclass
 
-from cmexam_tune.config.sections import STRICT
+from cmexam_tune.config.settings import STRICT
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.models.adapters.full import Full
 from cmexam_tune.models.families import Family

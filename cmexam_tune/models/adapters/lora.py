@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from cmexam_tune.config.sections import (
+from cmexam_tune.config.settings import (
     STRICT,
     Rank,
     Share,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic.dataclasses import dataclass
 
-from cmexam_tune.config.sections import (
+from cmexam_tune.config.settings import (
     STRICT,
     Length,
     Rank,

@@ -16,7 +16,7 @@ from transformers import (
 
 from cmexam_tune import prompts
 from cmexam_tune.config import Config
-from cmexam_tune.config.sections import GenerationOptions
+from cmexam_tune.config.settings import GenerationOptions
 from cmexam_tune.core.errors import ConfigError, first_line
 from cmexam_tune.models.generation.allowed_answers import Node, walk
 from cmexam_tune.models.precision import check_numbers

@@ -5,6 +5,9 @@
 #   sbatch recipes/slurm.sh --config full_disc_medllm_cmb.yaml training.deepspeed=zero3 out=/shared/runs/disc
 # `out` must be a folder that all machines share.
 set -euo pipefail
+# torchrun would kill its workers 30 seconds after the signal; all that Slurm gives is for the checkpoint. Full tuning of
+# 13B writes 156 GB: if your disk needs longer, raise both.
+export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=110
 export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1} # srun has not taken it from sbatch since Slurm 22.05
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 srun torchrun --nnodes "$SLURM_NNODES" --nproc_per_node "$SLURM_GPUS_ON_NODE" --rdzv_id "$SLURM_JOB_ID" \

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from jinja2 import TemplateError
-from modelkit import make_config, questions
+from modelkit import checkpoint, make_config, questions
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
@@ -134,6 +134,39 @@ def test_a_merged_model_that_differs_is_refused(
     with pytest.raises(UserError, match="differ"):
         run_export("--run", trained("llama", "lora"), "--out", tmp_path / "m", "--merge")
     assert list(tmp_path.iterdir()) == []
+
+
+# What lmsys/vicuna-7b-v1.5 and Llama-2-chat were released with, which transformers reads and refuses to write; and
+# settings that nothing can be made of.
+@pytest.mark.parametrize(
+    ("method", "released", "kept"),
+    [
+        ("full", {"temperature": 0.9, "top_p": 0.6}, {"temperature": 0.9, "top_p": 0.6, "do_sample": True}),
+        ("lora", {"temperature": 0.9, "top_p": 0.6}, {"temperature": 0.9, "top_p": 0.6, "do_sample": True}),
+        ("lora", {"num_beams": 1, "length_penalty": 2.0}, {}),
+    ],
+)
+def test_generation_settings_that_transformers_refuses_to_write(
+    tmp_path: Path, method: str, released: dict[str, Any], kept: dict[str, Any]
+) -> None:
+    base = tmp_path / "vicuna"
+    shutil.copytree(checkpoint("llama"), base)
+    settings = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, **released}
+    (base / "generation_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    jsonl.write(tmp_path / "q.jsonl", questions(4))
+    train(
+        make_config(
+            model__model_name_or_path=str(base),
+            data={"train": [str(tmp_path / "q.jsonl")]},
+            training={"max_steps": 1, "report_to": "none", "save_strategy": "no"},
+            tuning=METHODS[method],
+            out=str(tmp_path / "run"),
+        )
+    )
+    run_export("--run", tmp_path / "run", "--out", tmp_path / "m", *(["--merge"] if method == "lora" else []))
+    written = json.loads((tmp_path / "m" / "generation_config.json").read_text(encoding="utf-8"))
+    assert {key: written.get(key) for key in kept} == kept
+    assert written["eos_token_id"] == 2
 
 
 WRONG = [

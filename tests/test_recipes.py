@@ -1,6 +1,7 @@
 """Every recipe loads, passes --dry-run and runs two steps (or answers, off the shelf) with a tiny model."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -235,6 +236,28 @@ def test_shell_recipes_are_short() -> None:
     for path in SHELL:
         assert len(path.read_text(encoding="utf-8").splitlines()) <= 20, path.name
         subprocess.run(["bash", "-n", str(path)], check=True)
+
+
+def test_under_slurm_a_checkpoint_has_the_time_that_slurm_gives(tmp_path: Path) -> None:
+    """Torchrun's own parser says when it would kill the workers, from what the recipe makes of a job."""
+    from torch.distributed.run import config_from_args, parse_args
+
+    for name, text in {"scontrol": "echo node1", "srun": 'env > "$0.env"; printf "%s\\n" "$@" > "$0.words"'}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    recipe = ROOT / "recipes" / "slurm.sh"
+    job = {"SLURM_JOB_NODELIST": "node[1-2]", "SLURM_NNODES": "2", "SLURM_GPUS_ON_NODE": "8", "SLURM_JOB_ID": "7"}
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    subprocess.run(["bash", str(recipe), "--config", "x.yaml"], env={**os.environ, **job, "PATH": path}, check=True)
+    launcher, *words = (tmp_path / "srun.words").read_text().splitlines()
+    environment = dict(line.partition("=")[::2] for line in (tmp_path / "srun.env").read_text().splitlines())
+    with pytest.MonkeyPatch.context() as patch:
+        if (value := environment.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT")) is not None:
+            patch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", value)
+        launch, _, _ = config_from_args(parse_args(words))
+    (seconds,) = re.findall(r"--signal=TERM@(\d+)", recipe.read_text())
+    assert launcher == "torchrun"
+    assert int(seconds) - 15 <= launch.shutdown_timeout < int(seconds)
 
 
 def test_the_demo_empties_only_a_folder_that_it_made(tmp_path: Path) -> None:

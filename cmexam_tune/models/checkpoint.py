@@ -16,6 +16,7 @@ from transformers import (
     CONFIG_MAPPING,
     AutoConfig,
     AutoTokenizer,
+    GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -190,7 +191,33 @@ def read_weights(
             f"is {missing[0]}. It is incomplete or a model of another kind than model.family={model.family}."
         )
     result: PreTrainedModel = loaded
+    make_savable(result)
     return result
+
+
+def make_savable(model: PreTrainedModel) -> None:
+    """Mend generation settings that transformers reads with the weights and would refuse to write again.
+
+    Vicuna-1.5 and Llama-2-chat were released with temperature and top_p but without do_sample. Turning that on keeps
+    the authors' values; prediction takes its settings from the recipe and never looks at it. Where that is not enough
+    only the special tokens are kept.
+    """
+    # Classifiers have none.
+    settings: Any = getattr(model, "generation_config", None)
+    if settings is None or _is_valid(settings):
+        return
+    settings.do_sample = True
+    if not _is_valid(settings):
+        make: Any = GenerationConfig.from_model_config
+        model.generation_config = make(model.config)
+
+
+def _is_valid(settings: Any) -> bool:
+    try:
+        settings.validate(strict=True)
+    except ValueError:
+        return False
+    return True
 
 
 def _quantised(model: ModelConfig) -> dict[str, Any]:

@@ -330,7 +330,12 @@ class ExamTrainer(Trainer):
         )
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Write the trained parameters to a checkpoint folder."""
+        """Write the trained parameters to a checkpoint folder, except with DeepSpeed, which keeps and reads its own.
+
+        Gathering them would cost a collective for each parameter, and the first process a copy of all in its memory.
+        """
+        if self.is_deepspeed_enabled:
+            return
         state_dict = self.state_dict_on_rank0()
         if self.args.should_save:
             checkpoints.write_weights(Path(output_dir or self.run_folder), state_dict)

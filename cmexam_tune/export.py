@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cmexam_tune.config import Config
-from cmexam_tune.core import cli, folders, libraries
+from cmexam_tune.core import cli, files, libraries
 from cmexam_tune.core.cli import File, Flag, Folder, Override
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.interop import tasks
@@ -63,10 +63,10 @@ def export(
         raise UserError("export: one process writes a model. Start it without torchrun or another launcher.")
     given = [run] if isinstance(run, str | Path) else [*run]
     run = given[0]
-    target = folders.check_folder(out, PROGRAM, overwrite, keep=given)
+    target = files.check_folder(out, PROGRAM, overwrite, keep=given)
     config = runs.open_run(run, overrides).config
     base = [config.model.model_name_or_path, config.model.adapter_name_or_path]
-    folders.check_folder(out, PROGRAM, overwrite, keep=[path for path in base if path and Path(path).exists()])
+    files.check_folder(out, PROGRAM, overwrite, keep=[path for path in base if path and Path(path).exists()])
     chosen = _format(config, merge, format)
     writer = {"hf": _whole, "peft": _adapter, "chatglm": _authors}[chosen]
     # The adapter goes onto whole weights, also where it was trained beside weights of 4 bits.
@@ -76,7 +76,7 @@ def export(
         _, loaded = runs.load(run, [*overrides, "model.load_in_4bit=false"])
         # Before the writer gives the tokenizer a chat template of its own.
         ollama = modelfile.written(config, loaded) if chosen == "hf" else None
-        staged = held.enter_context(folders.new_folder(target, PROGRAM, overwrite))
+        staged = held.enter_context(files.new_folder(target, PROGRAM, overwrite))
         writer(config, loaded, Path(run) / runs.ADAPTER, staged)
         if isinstance(ollama, modelfile.Modelfile):
             (staged / "Modelfile").write_text(ollama.text(), encoding="utf-8", newline="\n")

@@ -13,10 +13,9 @@ from cmexam_tune import exams, prompts
 from cmexam_tune.core import cli, jsonl, variants
 from cmexam_tune.core.cli import File, Flag, Folder
 from cmexam_tune.core.errors import ConfigError
-from cmexam_tune.core.files import check_input, sha256
+from cmexam_tune.core.files import check_input, sha256, write_together
 from cmexam_tune.core.progress import Progress
 from cmexam_tune.core.schema import GROUP, Example, Question
-from cmexam_tune.core.together import write_together
 from cmexam_tune.exams import RowReport, Source, cmb
 from cmexam_tune.prompts.formats import FORMATS, Format
 from cmexam_tune.quality.duplicates import Repeated

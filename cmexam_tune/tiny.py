@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from cmexam_tune.core import cli
 from cmexam_tune.core.cli import Folder
 from cmexam_tune.core.errors import UserError
-from cmexam_tune.core.folders import check_folder, new_folder
+from cmexam_tune.core.files import check_folder, new_folder
 from cmexam_tune.core.variants import suggest
 
 if TYPE_CHECKING:

@@ -190,6 +190,15 @@ def test_another_workbook_is_not_replaced(questions: Path, tmp_path: Path) -> No
         annotate(questions, ["zeroshot_vllm"], out)
 
 
+def test_a_cell_far_away_is_named(questions: Path, tmp_path: Path) -> None:
+    out = tmp_path / "o.jsonl"
+    book = openpyxl.Workbook()
+    book.active["XFD1048576"] = "x"
+    book.save(f"{out}.review.xlsx")
+    with pytest.raises(UserError, match="a cell in row 1,048,576, column 16,384"):
+        annotate(questions, ["zeroshot_vllm"], out)
+
+
 def test_annotations_changed_by_hand_stay(questions: Path, tmp_path: Path) -> None:
     out = tmp_path / "o.jsonl"
     with serving(said) as server:

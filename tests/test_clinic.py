@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -402,6 +403,16 @@ def filled_sheet(cases: Path, tmp_path: Path) -> tuple[Path, list[Path]]:
             cell.value = 4
     book.save(sheet)
     return sheet, files
+
+
+def test_one_cell_far_away_costs_no_time(cases: Path, tmp_path: Path) -> None:
+    sheet, files = filled_sheet(cases, tmp_path)
+    book = openpyxl.load_workbook(sheet)
+    book.active["XFD1048576"] = "x"
+    book.save(sheet)
+    start = time.process_time()
+    judge(files, cases, [], tmp_path / "out", options=Options(imported=[sheet]))
+    assert (tmp_path / "out" / "judge.json").is_file() and time.process_time() - start < 20
 
 
 def test_a_sheet_with_a_number_twice_is_refused(cases: Path, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cmexam_tune.core import files, folders
+from cmexam_tune.core import files
 from cmexam_tune.core.errors import UserError
 
 
@@ -68,36 +68,52 @@ def test_folders(places: dict[str, Path], tmp_path: Path, monkeypatch: pytest.Mo
     for name, path in {**places, "working": Path(), "above": Path(".."), "root": Path("/")}.items():
         monkeypatch.chdir(places["folder"])
         with pytest.raises(UserError) as caught:
-            folders.check_folder(path, "export", overwrite=True)
+            files.check_folder(path, "export", overwrite=True)
         assert len(str(caught.value)) < 600, name
     assert (places["folder"] / "letter").read_text() == "mine"
     for text in ("first", "second"):
-        with folders.new_folder(tmp_path / "out", "export", overwrite=True) as folder:
+        with files.new_folder(tmp_path / "out", "export", overwrite=True) as folder:
             (folder / "weights").write_text(text)
-    assert (tmp_path / "out" / "weights").read_text() == "second" and folders.written_by(tmp_path / "out") == "export"
+    assert (tmp_path / "out" / "weights").read_text() == "second" and files.written_by(tmp_path / "out") == "export"
     for refused in (dict(program="tiny", overwrite=True), dict(program="export"),
                     dict(program="export", overwrite=True, keep=[tmp_path / "out" / "weights"])):  # fmt: skip
         with pytest.raises(UserError):
-            folders.check_folder(tmp_path / "out", **refused)  # type: ignore[arg-type]
-    with pytest.raises(ZeroDivisionError), folders.new_folder(tmp_path / "out", "export", True):
+            files.check_folder(tmp_path / "out", **refused)  # type: ignore[arg-type]
+    with pytest.raises(ZeroDivisionError), files.new_folder(tmp_path / "out", "export", True):
         raise ZeroDivisionError
     assert (tmp_path / "out" / "weights").read_text() == "second"
     assert not list(tmp_path.glob(f"*{files.PART}"))
 
 
-def test_without_the_system_s_exchange(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folders.ctypes, "CDLL", lambda *_, **__: object())
-    for text in ("first", "second"):
-        with folders.new_folder(tmp_path / "out", "tiny", overwrite=True) as folder:
-            (folder / "weights").write_text(text)
-    assert (tmp_path / "out" / "weights").read_text() == "second"
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+KILLED_IN_BETWEEN = """
+import os, sys
+from pathlib import Path
+from cmexam_tune.core import files
+rename = Path.rename
+def killed(path, target):
+    rename(path, target) if path == Path(sys.argv[1]) else os.kill(os.getpid(), 9)
+Path.rename = killed
+with files.new_folder(sys.argv[1], "tiny", overwrite=True) as folder:
+    (folder / "weights").write_text("second")
+"""
+
+
+def test_a_folder_is_there_again_when_its_replacing_was_killed(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with files.new_folder(out, "tiny") as folder:
+        (folder / "weights").write_text("first")
+    environment = {**os.environ, "PYTHONPATH": str(Path(files.__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", KILLED_IN_BETWEEN, str(out)], env=environment, check=False)
+    assert done.returncode == -9 and not out.exists()
+    with pytest.raises(UserError, match="exists"), files.new_folder(out, "tiny"):
+        pass
+    assert (out / "weights").read_text() == "first" and [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 KILLED = """
 import os, sys
 from pathlib import Path
-from cmexam_tune.core import files, folders
+from cmexam_tune.core import files
 with files.atomic_write(sys.argv[1]) as handle:
     handle.write("half")
     handle.flush()
@@ -141,17 +157,17 @@ def test_long_names_can_be_written(tmp_path: Path) -> None:
 
 
 def test_two_at_once_write_one_folder(tmp_path: Path) -> None:
-    with folders.new_folder(tmp_path / "out", "tiny") as folder:
+    with files.new_folder(tmp_path / "out", "tiny") as folder:
         (folder / "weights").write_text("first")
-        with pytest.raises(UserError, match="another process is writing"), folders.new_folder(tmp_path / "out", "tiny"):
+        with pytest.raises(UserError, match="another process is writing"), files.new_folder(tmp_path / "out", "tiny"):
             pass
-    with pytest.raises(UserError, match="exists"), folders.new_folder(tmp_path / "out", "tiny"):
+    with pytest.raises(UserError, match="exists"), files.new_folder(tmp_path / "out", "tiny"):
         pass
     assert (tmp_path / "out" / "weights").read_text() == "first" and [*tmp_path.iterdir()] == [tmp_path / "out"]
 
 
 def test_full_disk_of_a_library_is_one_of_the_system(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="No space left") as full, folders.new_folder(tmp_path / "model", "tiny"):
-        raise RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)")
+    with pytest.raises(OSError, match="No space left") as full, files.new_folder(tmp_path / "model", "tiny"):
+        raise RuntimeError("Error while serializing: I/O error: Kein Platz mehr (os error 28)")
     assert "Free some space" in str(files.explain(full.value))
     assert list(tmp_path.iterdir()) == []

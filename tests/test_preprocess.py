@@ -275,16 +275,17 @@ def test_a_run_killed_while_renaming_is_finished_and_may_be_repeated(val, tmp_pa
         "import os, sys\n"
         "from pathlib import Path\n"
         "from cmexam_tune import preprocess\n"
-        "from cmexam_tune.core import together\n"
-        "def killed(folder, out, names):\n"
-        "    (folder / names[0]).replace(out / names[0])\n"
-        "    os.kill(os.getpid(), 9)\n"
-        "together._move = killed\n"
+        "replace = Path.replace\n"
+        "def killed(path, target):\n"
+        "    replace(path, target)\n"
+        "    if target.parent == Path(sys.argv[2]):\n"
+        "        os.kill(os.getpid(), 9)\n"
+        "Path.replace = killed\n"
         "preprocess.preprocess('cmexam', [sys.argv[1]], sys.argv[2])\n"
     )
     done = subprocess.run([sys.executable, "-c", code, val, str(out)], check=False)
     assert done.returncode == -9 and len(list(out.iterdir())) == 2
-    early = out / ".preprocess.01234567.part"
+    early = out / ".preprocess.01234567.cmexam-part"
     early.mkdir()
     (early / "half.jsonl").touch()
     own = out / ".preprocess.mine"

@@ -4,7 +4,6 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,7 @@ from cmexam_tune.core.errors import DataError
 from cmexam_tune.core.files import check_input
 
 MAX_DEPTH = 100
-MAX_DIGITS = 100
-"""Of an integer; `model_max_length` of some tokenizers has 31."""
+"""Levels of a document: far more than any has, far fewer than Python's own functions stumble over."""
 MAX_JSON, MAX_YAML = 64 << 20, 1 << 20
 """Bytes of a document that is held in memory as a whole."""
 MAX_VALUES = 100_000
@@ -61,11 +59,11 @@ def parse_json(text: str, where: str, finite: bool = True) -> Any:
 
     Raises:
         DataError: broken, nested deeper than `MAX_DEPTH`, a key that stands twice, half of a surrogate pair, a number
-            that is too long, or (where `finite`) NaN and infinity.
+            of more than 4,300 digits, or (where `finite`) NaN and infinity.
     """
     numbers: dict[str, Any] = {"parse_float": _finite, "parse_constant": _finite} if finite else {}
     try:
-        value = json.loads(text, object_pairs_hook=unique, parse_int=_integer, **numbers)
+        value = json.loads(text, object_pairs_hook=unique, **numbers)
     except json.JSONDecodeError as error:
         line = f"line {error.lineno}, " if error.lineno > 1 else ""
         raise Broken(f"{where}: broken JSON, {error.msg} at {line}column {error.colno}.") from None
@@ -73,8 +71,8 @@ def parse_json(text: str, where: str, finite: bool = True) -> Any:
         raise DataError(f"{where}: nested too deep; {MAX_DEPTH} levels are possible.") from None
     except ValueError as error:
         raise DataError(f"{where}: {error}.") from None
-    if text.count("[") + text.count("{") > MAX_DEPTH and _depth(value) > MAX_DEPTH:
-        raise DataError(f"{where}: nested too deep; {MAX_DEPTH} levels are possible.")
+    if text.count("[") + text.count("{") > MAX_DEPTH:
+        _check_size(value, where, math.inf)
     if "\\ud" in text.lower():
         _check_unicode(json.dumps(value, ensure_ascii=False), where)
     return value
@@ -89,12 +87,6 @@ def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return values
 
 
-def _integer(digits: str) -> int:
-    if len(digits) > MAX_DIGITS:
-        raise ValueError(f"a number of {len(digits):,} digits; {MAX_DIGITS} are possible")
-    return int(digits)
-
-
 def _finite(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
@@ -102,13 +94,23 @@ def _finite(text: str) -> float:
     return value
 
 
-def _depth(value: Any) -> int:
-    level, depth = [value], 0
+def _check_size(value: Any, where: str, most: float) -> None:
+    """Refuse a value of more than `MAX_DEPTH` levels, or of more than `most` values, level by level."""
+    level, depth, count = [value], 0, 0
     while level:
         depth += 1
-        below = (item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list))
-        level = [item for items in below for item in items]
-    return depth
+        count += len(level)
+        if depth > MAX_DEPTH:
+            raise DataError(f"{where}: nested too deep; {MAX_DEPTH} levels are possible.")
+        if count > most:
+            raise DataError(f"{where}: more than {most:,} values; do its aliases (*name) multiply?")
+        level = [inner for item in level for inner in _inside(item)]
+
+
+def _inside(item: Any) -> list[Any]:
+    if isinstance(item, dict):
+        return [*item.values()]
+    return [*item] if isinstance(item, list | tuple | set) else []
 
 
 def _check_unicode(text: str, where: str) -> None:
@@ -120,7 +122,21 @@ def _check_unicode(text: str, where: str) -> None:
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader that reads `2e-2` as the number everybody means."""
+    """SafeLoader that refuses a key that stands twice, and reads `2e-2` as the number everybody means."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """Return a mapping as it is written, before another is merged into it (<<)."""
+        node = super().compose_mapping_node(anchor)
+        keys = Counter((key.tag, key.value) for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+        if twice := next((value for (_, value), count in keys.items() if count > 1), None):
+            raise yaml.constructor.ConstructorError(None, None, f"key {twice!r} stands twice", node.start_mark)
+        return node
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Merge mappings into one, unless merges of merges make it too large."""
+        super().flatten_mapping(node)
+        if len(node.value) > MAX_VALUES:
+            raise yaml.constructor.ConstructorError(None, None, "aliases (*name) multiply", node.start_mark)
 
 
 _Loader.add_implicit_resolver(
@@ -144,58 +160,31 @@ def parse_yaml(text: str, where: str) -> Any:
     """Return the value of a YAML text; `where` starts every message.
 
     Raises:
-        DataError: broken, nested deeper than `MAX_DEPTH`, a key that stands twice, an alias that contains itself, more
-            than `MAX_VALUES` values behind aliases, NaN or infinity, or half of a surrogate pair.
+        DataError: broken, nested deeper than `MAX_DEPTH`, a key that stands twice, more than `MAX_VALUES` values, those
+            behind an alias counted wherever it stands, NaN or infinity, or half of a surrogate pair.
     """
     try:
-        loader = _Loader(text)
-        node = loader.get_single_node()
-        if node is None:
-            return None
-        if _values(node, {}, ()) > MAX_VALUES:
-            raise DataError(f"{where}: more than {MAX_VALUES:,} values; do its aliases (*name) multiply?")
-        value = loader.construct_document(node)
+        value = yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         raise Broken(f"{where}: not YAML: {error}") from None
     except RecursionError:
         raise DataError(f"{where}: nested too deep; {MAX_DEPTH} levels are possible.") from None
     except ValueError as error:  # a date such as 2020-13-45
         raise Broken(f"{where}: {error}.") from None
+    _check_size(value, where, MAX_VALUES)
     _check_values(value, where)
     return value
 
 
-def _values(node: yaml.Node, known: dict[int, int], above: tuple[int, ...]) -> int:
-    """Return how many values a node stands for, every alias followed; refuse circles and keys that stand twice."""
-    if id(node) in known:
-        return known[id(node)]
-    if id(node) in above:
-        raise yaml.constructor.ConstructorError(None, None, "an alias contains itself", node.start_mark)
-    if len(above) > MAX_DEPTH:
-        raise RecursionError
-    children: list[yaml.Node] = []
-    if isinstance(node, yaml.MappingNode):
-        children = [item for pair in node.value for item in pair]
-        names = Counter((key.tag, key.value) for key, _ in node.value if isinstance(key, yaml.ScalarNode))
-        if twice := next((name for (_, name), count in names.items() if count > 1), None):
-            raise yaml.constructor.ConstructorError(None, None, f"key {twice!r} stands twice", node.start_mark)
-    elif isinstance(node, yaml.SequenceNode):
-        children = list(node.value)
-    known[id(node)] = 1 + sum(_values(child, known, (*above, id(node))) for child in children)
-    return known[id(node)]
-
-
 def _check_values(value: Any, where: str) -> None:
-    items = [(where, value)]
-    while items:
-        key, item = items.pop()
-        if isinstance(item, Mapping):
-            items += [(f"{key}: {name}", inner) for name, inner in item.items()] + [(key, name) for name in item]
-        elif isinstance(item, list | tuple | set):
-            items += [(key, inner) for inner in item]
-        elif isinstance(item, str):
-            _check_unicode(item, key)
-        elif isinstance(item, float) and not math.isfinite(item):
-            raise DataError(f"{key}: {item} is no number that can be used.")
-        elif isinstance(item, int) and item.bit_length() > MAX_DIGITS * 4:
-            raise DataError(f"{key}: a number of more than {MAX_DIGITS} digits.")
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            _check_values(key, where)
+            _check_values(inner, f"{where}: {key}")
+    elif isinstance(value, list | tuple | set):
+        for inner in value:
+            _check_values(inner, where)
+    elif isinstance(value, str):
+        _check_unicode(value, where)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise DataError(f"{where}: {value} is no number that can be used.")

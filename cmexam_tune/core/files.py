@@ -1,4 +1,9 @@
-"""Paths and writing: any path of a user is usable or a `UserError`, and no file is half-written or lost."""
+"""Paths and writing: any path of a user is usable or a `UserError`, and nothing is half-written or lost.
+
+What is written lies beside its place, hidden and locked, until it is whole: a file (`atomic_write`), a folder
+(`new_folder`), or several files of a folder that belong together (`write_together`). What a killed program left is
+finished if it was whole, else deleted, by the next one that writes there.
+"""
 
 import contextlib
 import errno
@@ -11,7 +16,7 @@ import re
 import secrets
 import shutil
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,6 +24,10 @@ from cmexam_tune.core.errors import UserError
 
 PART = ".cmexam-part"
 """End of the names of files and folders that are being written: `.<name>.<8 hexadecimal digits>.cmexam-part`."""
+MARKER = ".cmexam_tune"
+"""File in a folder that a program wrote and may therefore replace; it holds the program's name."""
+_JOURNAL = ".all-written"
+"""File in a hidden folder all of whose files are whole; it holds their names."""
 _LONGEST_NAME = 40
 
 
@@ -92,6 +101,45 @@ def check_output(path: str | Path, overwrite: bool = False, inputs: Iterable[str
     return path
 
 
+def check_folder(path: str | Path, program: str, overwrite: bool = False, keep: Iterable[str | Path] = ()) -> Path:
+    """Return `path` of a folder that a program writes as a whole as a `Path`, or refuse.
+
+    Args:
+        path: the folder, see `new_folder`.
+        program: who writes it.
+        overwrite: whether a folder that the same program wrote earlier (see `MARKER`) may be replaced.
+        keep: inputs, which must stay: neither they nor what holds them can be replaced.
+
+    Raises:
+        UserError: there is something at `path` that may not be replaced, or nothing can be written there.
+    """
+    path = Path(path)
+    if status(path) is not None and (path.is_symlink() or not path.is_dir()):
+        raise UserError(f"{path}: is a file or a link, a folder is needed. Choose another output.")
+    if path.is_dir() and any(path.iterdir()):
+        if not overwrite:
+            raise UserError(f"{path}: exists. Add --overwrite to replace it, or choose another output.")
+        if inside := next(
+            (other for other in (*keep, Path.cwd()) if Path(other).resolve().is_relative_to(path.resolve())), None
+        ):
+            raise UserError(f"{path}: holds {inside}, so it stays. Choose another output.")
+        if written_by(path) != program:
+            raise UserError(
+                f"{path}: was not written by cmexam-tune {program}, so --overwrite leaves it alone. Choose another "
+                "output, or delete it yourself."
+            )
+    check_parent(path.absolute())
+    return path
+
+
+def written_by(folder: Path) -> str | None:
+    """Return which program wrote a folder as a whole, None if none of this package did."""
+    try:
+        return (folder / MARKER).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
 def check_parent(path: Path) -> None:
     """Refuse a path in whose folder nothing can be written."""
     if len(os.fsencode(path.name)) > os.pathconf("/", "PC_NAME_MAX"):
@@ -120,6 +168,78 @@ def write_json(path: str | Path, value: Any) -> None:
     with atomic_write(path) as handle:
         json.dump(value, handle, ensure_ascii=False, indent=2)
         handle.write("\n")
+
+
+@contextlib.contextmanager
+def new_folder(path: str | Path, program: str, overwrite: bool = False) -> Iterator[Path]:
+    """Yield a folder beside `path` and put it in its place when the block ends without an error, marked as `program`'s.
+
+    What lay there (`check_folder` has been asked) is moved away just before and deleted just after.
+
+    Raises:
+        UserError: another process writes there, or has written there since `check_folder` was asked.
+    """
+    path = Path(path).absolute()
+    with parents_of(path), lock(path), part_of(path, folder=True) as part:
+        check_folder(path, program, overwrite)
+        try:
+            yield part
+        except Exception as error:
+            # Libraries in Rust, such as safetensors, have errors of their own for a full disk.
+            number = re.search(r"\(os error (\d+)\)", str(error))
+            if number is None or isinstance(error, OSError):
+                raise
+            raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
+        marker = part / MARKER
+        marker.write_text(f"{program}\n", encoding="utf-8")
+        for file in part.rglob("*"):
+            if file.is_file() and not file.is_symlink():
+                file.chmod(marker.stat().st_mode)  # safetensors writes for the owner only
+        old = _old(part)
+        if path.exists():
+            path.rename(old)
+        part.rename(path)
+        if old.exists():
+            shutil.rmtree(old)
+
+
+@contextlib.contextmanager
+def write_together(
+    out: Path, program: str, overwrite: bool = False, inputs: Iterable[Path] = ()
+) -> Iterator[Callable[[str], Path]]:
+    """Yield a function that claims the name of a file in `out` and returns where to write it for now.
+
+    The files appear in `out` when the block ends without an error: all of them, also if the program is killed then,
+    because the next one finishes what was begun (and may then replace what it finished).
+
+    Raises:
+        UserError: `out` is a file, or a claimed name exists and `overwrite` is false, or it is one of `inputs`.
+    """
+    if status(out) is not None and not out.is_dir():
+        raise UserError(f"{out}: cannot be written, {out} is a file. --out needs a folder.")
+    kept, claimed, finished = list(inputs), list[str](), sweep(out / program)
+    with parents_of(out / program), part_of(out / program, folder=True) as part:
+
+        def claim(name: str) -> Path:
+            check_output(out / name, overwrite or name in finished, kept)
+            claimed.append(name)
+            return part / name
+
+        yield claim
+        (part / _JOURNAL).write_text(json.dumps(claimed), encoding="utf-8")
+        _publish(part)
+
+
+def _publish(part: Path) -> list[str]:
+    """Move the files of a hidden folder out of it if all of them are whole; return their names."""
+    try:
+        names: list[str] = json.loads((part / _JOURNAL).read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # there is none, or it is half-written
+        return []
+    for name in names:
+        with contextlib.suppress(FileNotFoundError):  # moved before the program was killed
+            (part / name).replace(part.parent / name)
+    return names
 
 
 @contextlib.contextmanager
@@ -155,8 +275,12 @@ def part_of(path: Path, folder: bool) -> Iterator[Path]:
         os.close(held)
 
 
-def sweep(path: Path) -> None:
-    """Delete what programs that were killed left beside `path`, and nothing that is being written or a user's own."""
+def sweep(path: Path) -> set[str]:
+    """Finish or delete what programs that were killed left beside `path`; return the names of files that it finished.
+
+    What is being written, and what is a user's own, stays.
+    """
+    finished: set[str] = set()
     for part in path.parent.glob(f"{glob.escape(_prefix(path))}*{PART}"):
         if not re.fullmatch(r"[0-9a-f]{8}(-old)?", part.name[len(_prefix(path)) : -len(PART)]):
             continue
@@ -164,9 +288,19 @@ def sweep(path: Path) -> None:
             held = os.open(part, os.O_RDONLY)
             try:
                 fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _delete(part)
+                finished.update(_publish(part))
+                if part.name.endswith(f"-old{PART}") and not path.exists():
+                    part.rename(path)  # the program was killed just before it put the new folder here
+                else:
+                    _delete(part)
             finally:
                 os.close(held)
+    return finished
+
+
+def _old(part: Path) -> Path:
+    """Return where the folder is put that `part` replaces."""
+    return part.with_name(part.name.replace(PART, f"-old{PART}"))
 
 
 def _prefix(path: Path) -> str:

@@ -11,6 +11,8 @@ from cmexam_tune.core.errors import DataError
 
 _LARGEST = 1 << 31
 """Bytes that a workbook may unpack to."""
+_MOST_CELLS = 50_000_000
+"""Of a sheet that is held in memory, from its first to its last, empty ones included."""
 _BROKEN = (
     *(zipfile.BadZipFile, zlib.error, SyntaxError, ArithmeticError, AttributeError, EOFError, LookupError),
     *(NotImplementedError, RuntimeError, TypeError, ValueError),
@@ -28,7 +30,8 @@ def opened(path: Path, *, editable: bool = False) -> Iterator[Any]:
             formulas in place of the formulas.
 
     Raises:
-        DataError: no workbook, a damaged one, or one that unpacks to more than 2 GiB; names the file.
+        DataError: no workbook, a damaged one, one that unpacks to more than 2 GiB, or (`editable`) one with a cell far
+            away from the others; names the file.
     """
     import openpyxl
 
@@ -40,6 +43,7 @@ def opened(path: Path, *, editable: bool = False) -> Iterator[Any]:
             book = openpyxl.load_workbook(path, read_only=not editable, data_only=not editable)
         except AttributeError:  # openpyxl cannot open sheets that are charts row by row
             book = openpyxl.load_workbook(path, data_only=not editable)
+        _forget_sizes(path, book)
         try:
             yield book
         finally:
@@ -47,3 +51,18 @@ def opened(path: Path, *, editable: bool = False) -> Iterator[Any]:
     except _BROKEN as error:
         what = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         raise DataError(f"{path}: not an .xlsx workbook that can be read ({what}). Save it again, or as CSV.") from None
+
+
+def _forget_sizes(path: Path, book: Any) -> None:
+    """Let no cell far away make a sheet of 1,048,576 rows of 16,384 cells, which would take hours and all memory."""
+    from openpyxl.worksheet._read_only import ReadOnlyWorksheet
+
+    for sheet in book.worksheets:
+        if isinstance(sheet, ReadOnlyWorksheet):
+            # What it claims may also be too small, which would hide rows. Without it rows end with their last cell.
+            sheet.reset_dimensions()
+        elif sheet.max_row * sheet.max_column > _MOST_CELLS:
+            raise DataError(
+                f"{path}: sheet {sheet.title!r} has a cell in row {sheet.max_row:,}, column {sheet.max_column:,}. "
+                "Delete what is far from the table, or copy the table to a new sheet."
+            )

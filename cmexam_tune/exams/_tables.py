@@ -156,14 +156,12 @@ def _cells(path: Path, sheet: Any) -> Iterator[list[Any]]:
 
 
 def _merged(path: Path, sheet: Any) -> set[tuple[int, ...]]:
-    """Return left, top, right and bottom, from 1, of a sheet's merged cells; the size that it claims is forgotten."""
+    """Return left, top, right and bottom, from 1, of a sheet's merged cells."""
     from openpyxl.utils.cell import range_boundaries
     from openpyxl.worksheet._read_only import ReadOnlyWorksheet
 
     if not isinstance(sheet, ReadOnlyWorksheet):
         return {merged.bounds for merged in sheet.merged_cells.ranges}
-    # That size may be too small, which hides rows, or 1,048,576 rows of 16,384 cells because of one cell far away.
-    sheet.reset_dimensions()
     ranges, before = set[bytes](), b""
     with zipfile.ZipFile(path) as packed, packed.open(sheet._worksheet_path) as part:
         while chunk := part.read(1 << 20):

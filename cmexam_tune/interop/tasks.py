@@ -17,7 +17,7 @@ from pathlib import Path
 from string import ascii_uppercase
 from typing import Any, Literal
 
-from cmexam_tune.core import folders, jsonl
+from cmexam_tune.core import files, jsonl
 from cmexam_tune.core.errors import DataError
 from cmexam_tune.core.schema import Question
 from cmexam_tune.prompts import prompt, style_given
@@ -146,7 +146,7 @@ def export(
         questions: the questions file, in the order in which the tool will number its outputs; its name, with `_` for
             characters that the tools do not take, is the task's.
         out: folder to write.
-        program: who writes it, see `folders.check_folder`.
+        program: who writes it, see `files.check_folder`.
         style: a prompt style or a prompt file; EvalScope asks in its own words.
         overwrite: replace an earlier export at `out`.
 
@@ -154,7 +154,7 @@ def export(
         UserError: an output that exists, an unknown style, a question without a published answer, or letters that the
             tool cannot number.
     """
-    target = folders.check_folder(out, program, overwrite, keep=[questions])
+    target = files.check_folder(out, program, overwrite, keep=[questions])
     exam = list(jsonl.read(questions, Question))
     if missing := [question.id for question in exam if question.answer is None]:
         shown = ", ".join(missing[:_SHOWN]) + (", ..." if len(missing) > _SHOWN else "")
@@ -162,7 +162,7 @@ def export(
             f"{questions}: {len(missing)} questions have no answer, and these tools score: {shown}. Leave them out."
         )
     name = re.sub(r"\W", "_", Path(questions).name.removesuffix(".jsonl").removesuffix(".questions"), flags=re.ASCII)
-    with folders.new_folder(target, program, overwrite) as staged:
+    with files.new_folder(target, program, overwrite) as staged:
         TASKS[task](exam, staged, target, name if name[:1].isalpha() else f"task_{name}", style)
     return target
 

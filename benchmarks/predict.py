@@ -39,7 +39,7 @@ from cmexam_tune.models.completion import to_prediction
 from cmexam_tune.models.families import Loaded
 from cmexam_tune.models.families.llama import Llama
 from cmexam_tune.models.generation import prefill
-from cmexam_tune.prompts import Asking
+from cmexam_tune.prompts import PromptBuilder
 
 llama = Llama()
 
@@ -96,7 +96,7 @@ def original(loaded: Loaded, questions: Sequence[Question], setup: Config) -> It
     """One question at a time, padded or cut to 256 tokens, up to 256 new tokens."""
     tokenizer: Any = loaded.tokenizer
     tokenizer.padding_side = "left"
-    for item in llama.engine(loaded, setup).ask(prompts.plainly(questions, setup)):
+    for item in llama.engine(loaded, setup).ask(prompts.default_prompts(questions, setup)):
         inputs = tokenizer.pad({"input_ids": [item.ids[:WIDTH]]}, padding="max_length", max_length=WIDTH)
         tensors = {
             name: torch.tensor(inputs[name], device=loaded.model.device) for name in ("input_ids", "attention_mask")
@@ -156,8 +156,8 @@ def with_examples(
         setup = replace(setup, generation=replace(setup.generation, arguments={"max_new_tokens": 32}))
         # With explanations, as CMB's examples of reasoning have them: prompts of about the length of theirs.
         setup = replace(setup, prompt=replace(setup.prompt, style="answer_explain", shots=3, max_source_length=2048))
-        asking = Asking(setup.prompt, some, pool)
-        asked = [asking.asked(question) for question in some]
+        builder = PromptBuilder(setup.prompt, some, pool)
+        asked = [builder.request(question) for question in some]
         decoder = llama.engine(loaded, setup)
         tokens = [len(item.ids) for item in decoder.ask(asked)]
         found = {}

@@ -159,8 +159,8 @@ def _fingerprint(task: judging.Task) -> str:
         for number, _ in enumerate(case.turns, 1):
             answer = task.answers.get(dialogue.key(case, number))
             if answer is not None:
-                asked = task.rubric.asked(case, number, answer.text, task.variant)
-                digest.update(json.dumps([asked.question.id, asked.question.stem]).encode())
+                request = task.rubric.request(case, number, answer.text, task.variant)
+                digest.update(json.dumps([request.question.id, request.question.stem]).encode())
     return digest.hexdigest()
 
 
@@ -274,8 +274,8 @@ def main(
         raise UserError(f"--sample {sample}: at least 1 is needed.")
     if export:
         answers = _read(predictions, cases)
-        asked = list(jsonl.read(cases, Case))
-        count = human_scores.export(export, asked, answers, rubric.read(rubric_file), sample=sample, seed=seed)
+        cases_to_score = list(jsonl.read(cases, Case))
+        count = human_scores.export(export, cases_to_score, answers, rubric.read(rubric_file), sample=sample, seed=seed)
         cli.say(f"{export}: {count} answers; {human_scores.key_path(export)} says which model wrote which")
         return
     if not out:

@@ -44,10 +44,10 @@ def predict(
     if dialogue.is_cases(questions):
         return cases.predict(opened, questions, out, overwrite, limit)
     every = list(jsonl.read(questions, Question))
-    asking = answering.asking_of(opened.config, every)
+    builder = answering.prompt_builder(opened.config, every)
     meta = provenance(opened.config, questions, opened.run, answering.shot_files(opened.config))
     with ResumableFile(out, meta, overwrite) as file:
-        answering.answer_missing(file, opened, asking, every[:limit])
+        answering.answer_missing(file, opened, builder, every[:limit])
         if file.processes.first:
             cli.note(answering.summary(file.result))
     return Path(out)

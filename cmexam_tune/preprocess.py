@@ -91,7 +91,7 @@ def preprocess(
         UserError: a file cannot be used, an output exists, a name is unknown; then nothing is written.
     """
     module, fields = exams.load(exam, columns)
-    wanted = dict(map(prompts.style_given, styles))
+    wanted = {Path(style).stem: prompts.resolve_style(style) for style in styles}
     if format not in FORMATS:
         raise ConfigError(f"--format: {format!r} is unknown; known: {', '.join(FORMATS)}.")
     second = check_input(answers, "file of answers") if answers is not None else None

@@ -37,7 +37,7 @@ def recipe(folder: Path, name: str, url: str) -> Path:
 
 
 def test_the_published_words() -> None:
-    words = annotations.asked(QUESTIONS[0], "Medical Competency").dialogue().words
+    words = annotations.request(QUESTIONS[0], "Medical Competency").dialogue().prompt_text
     assert words == (
         "返回格式限制为某个具体类目的名称即可。共有4个类别：医学基础知识、疾病诊断和鉴别诊断、疾病治疗、公卫法律伦理。"
         '假设你是一位医疗行业专家，请判断下面这个题目属于哪个类别，若都不符合，则只返回"不符合"这个标签.'

@@ -130,20 +130,20 @@ def test_examples_need_what_the_style_writes_and_any_exam_will_do() -> None:
         shots = Shots(pool, [], style, 3).candidates(question(9))
         assert [e.question_id for e in shots] == (["q:0"] if style == "answer" else []) + ["q:2", "q:3", "q:4"]
     config = PromptConfig("answer", 512, 64, shots=3)
-    asked = prompts.Asking(config, [question(9)], pool).asked(question(9))
+    asked = prompts.PromptBuilder(config, [question(9)], pool).request(question(9))
     dialogue = asked.dialogue()
     assert [turn.answer for turn in dialogue.examples] == ["答案: C"] * 3 and len(dialogue.messages()) == 7
-    assert prompts.wrap(dialogue.words, "none", examples=dialogue.examples).count("问题: ") == 4
+    assert prompts.wrap(dialogue.prompt_text, "none", examples=dialogue.examples).count("问题: ") == 4
 
 
 def test_own_words_replace_the_style_everywhere() -> None:
     config = PromptConfig("zeroshot", 512, 64, ask="{{题}} {question} {options}", write="选{letters}")
     for kind in ("single", "multiple", None):
         asked = question(1, letters="AB", answer="A", kind=kind)
-        example = prompts.render(asked, prompts.style_of(config))
+        example = prompts.render(asked, prompts.resolve_style(config))
         assert example.prompt == f"{{题}} {asked.stem} A 选项A1的内容\nB 选项B1的内容" and example.completion == "选A"
-    assert prompts.answer_head(asked, "AB", prompts.style_of(config)) == "选AB"
-    assert prompts.style_of(PromptConfig("answer", 1, 1)) is prompts.style_named("1")
+    assert prompts.answer_head(asked, "AB", prompts.resolve_style(config)) == "选AB"
+    assert prompts.resolve_style(PromptConfig("answer", 1, 1)) is prompts.resolve_style("1")
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_every_position_gets_every_option_once() -> None:
 
 def test_an_unknown_style_is_named() -> None:
     with pytest.raises(ConfigError, match="did you mean 'cmb_answer'"):
-        prompts.style_of(PromptConfig("cmb_anser", 1, 1))
+        prompts.resolve_style(PromptConfig("cmb_anser", 1, 1))
 
 
 def test_a_prompt_file_becomes_part_of_the_config(tmp_path: Path) -> None:

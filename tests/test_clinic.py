@@ -79,7 +79,7 @@ def test_real_cases_are_asked_as_cmbs_own_code_asks_them(worker: str, name: str)
     for one in golden:
         case = every[one["case_id"]]
         made = [
-            wrapper.render(dialogue.asked(case, n + 1, None, wrapper.case).dialogue()) for n in range(len(case.turns))
+            wrapper.render(dialogue.request(case, n + 1, None, wrapper.case).dialogue()) for n in range(len(case.turns))
         ]
         # Our records and answers are stripped at both ends; theirs are not.
         assert [re.sub(r"\s", "", text) for text in made] == [re.sub(r"\s", "", t) for t in one["prompts"][worker]]
@@ -87,14 +87,14 @@ def test_real_cases_are_asked_as_cmbs_own_code_asks_them(worker: str, name: str)
 
 
 def test_a_turn_by_hand() -> None:
-    second = dialogue.asked(CASES[0], 2)
+    second = dialogue.request(CASES[0], 2)
     assert second.question.id == "0:2"
     assert second.dialogue().messages() == [
         {"role": "user", "content": "病史。诊断？"},
         {"role": "assistant", "content": "阑尾炎。"},
         {"role": "user", "content": "治疗？"},
     ]
-    assert dialogue.asked(CASES[0], 2, ["胃炎"]).history[1] == ("assistant", "胃炎")
+    assert dialogue.request(CASES[0], 2, ["胃炎"]).history[1] == ("assistant", "胃炎")
 
 
 def test_all_turns_by_an_endpoint_and_after_a_failure_only_the_missing(cases: Path, tmp_path: Path) -> None:
@@ -145,15 +145,15 @@ def test_a_local_model_answers_cases(tmp_path: Path) -> None:
 
 def test_what_a_judge_reads() -> None:
     shipped = rubric.read()
-    first, second = (shipped.asked(CASES[0], n, "我{y}答") for n in (1, 2))
-    words = second.dialogue().words
+    first, second = (shipped.request(CASES[0], n, "我{y}答") for n in (1, 2))
+    words = second.dialogue().prompt_text
     for part in ("病史。", "问：诊断？\n答：阑尾炎。", "治疗？", "手术。", "我{y}答", "fluency", "5 分"):
         assert part in words
-    assert "此前的对话" not in first.dialogue().words
-    assert "手术" not in shipped.asked(CASES[0], 2, "x", "no_reference").dialogue().words
-    reversed_ = shipped.asked(CASES[0], 2, "x", "reversed").dialogue().words
+    assert "此前的对话" not in first.dialogue().prompt_text
+    assert "手术" not in shipped.request(CASES[0], 2, "x", "no_reference").dialogue().prompt_text
+    reversed_ = shipped.request(CASES[0], 2, "x", "reversed").dialogue().prompt_text
     assert reversed_.index("proficiency") < reversed_.index("fluency") and words.index("fluency") < words.index("prof")
-    assert "主诉{x}" in shipped.asked(CASES[1], 1, "a").dialogue().words
+    assert "主诉{x}" in shipped.request(CASES[1], 1, "a").dialogue().prompt_text
 
 
 @pytest.mark.parametrize(

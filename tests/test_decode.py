@@ -78,7 +78,7 @@ def test_likelihood_is_the_sum_of_token_log_probabilities(model: tuple[Loaded, C
     config = replace(set_generation(config, answer_sets=sets, batch_size=3), prompt=replace(config.prompt, style=style))
     some = questions(4) if sets == "single" else questions(2)
     decoder = llama.engine(loaded, config)
-    for item, scores in decoder.likelihoods(prompts.plainly(some, config)):
+    for item, scores in decoder.likelihoods(prompts.default_prompts(some, config)):
         answers = decoder.legal_answers(item.question)
         assert set(scores) == set(answers) == set(letter_sets(item.question, config.generation.answer_sets))
         for letters, ids in answers.items():
@@ -125,7 +125,7 @@ def test_constrained_takes_the_best_legal_token_at_each_step(model: tuple[Loaded
     config = set_generation(config, mode="constrained", answer_sets="multiple")
     for q in questions(3):
         decoder = llama.engine(loaded, config)
-        (item,) = decoder.ask(prompts.plainly([q], config))
+        (item,) = decoder.ask(prompts.default_prompts([q], config))
         legal = list(decoder.legal_answers(q).values())
         start = len(item.ids)
 
@@ -148,7 +148,7 @@ def test_constrained_takes_the_best_legal_token_at_each_step(model: tuple[Loaded
 def test_generate_is_greedy_and_equals_a_loop_without_cache(model: tuple[Loaded, Config]) -> None:
     loaded, config = model
     for q in questions(3):
-        (item,) = llama.engine(loaded, config).ask(prompts.plainly([q], config))
+        (item,) = llama.engine(loaded, config).ask(prompts.default_prompts([q], config))
         ids = list(item.ids)
         for _ in range(8):
             with torch.no_grad():
@@ -195,7 +195,7 @@ def test_prior_normalisation_takes_off_what_a_blank_question_gives(model: tuple[
     blank = replace(q, stem="…", options=dict.fromkeys(q.options, "…"))
 
     def scores(which: Question) -> dict[str, float]:
-        ((_, found),) = llama.engine(loaded, config).likelihoods(prompts.plainly([which], config))
+        ((_, found),) = llama.engine(loaded, config).likelihoods(prompts.default_prompts([which], config))
         return found
 
     mine, prior = scores(q), scores(blank)
@@ -237,7 +237,7 @@ def test_a_limit_leaves_no_half_character(monkeypatch: pytest.MonkeyPatch, ended
     half = [*loaded.tokenizer("答案", add_special_tokens=False)["input_ids"], part]
     new = [*half, loaded.tokenizer.eos_token_id] if ended else half
     monkeypatch.setattr(decoder, "_generate", lambda *_, **__: [new])
-    (written,) = decoder.generate(prompts.plainly(questions(1), config))
+    (written,) = decoder.generate(prompts.default_prompts(questions(1), config))
     text = loaded.tokenizer.decode(half)
     assert (written.finish, written.completion_tokens) == ("stop" if ended else "length", len(new))
     # What the model itself ended with is its own.
@@ -279,7 +279,7 @@ def test_chatglm_answers_in_all_three_ways(family: str, method: str) -> None:
         assert mode == "generate" or all(p.answer for p in found[0].values())
     decoder = chatglm.engine(loaded, config)
     lead = decoder.codec.lead
-    for item, scores in decoder.likelihoods(prompts.plainly(asked[:3], config)):
+    for item, scores in decoder.likelihoods(prompts.default_prompts(asked[:3], config)):
         for letters, ids in decoder.legal_answers(item.question).items():
             with torch.no_grad():
                 logs = torch.log_softmax(
@@ -295,7 +295,7 @@ def test_nothing_behind_the_end_is_read(family: str) -> None:
     """In a batch short answers are padded, ChatGLM2's with a token that decodes to a character of its own."""
     name = "llama" if family == "llama" else "chatglm"
     config = make_config(name, model__model_name_or_path=checkpoint(family), prompt__max_target_length=12)
-    module, asked = families.named(name), prompts.plainly(questions(8), config)
+    module, asked = families.named(name), prompts.default_prompts(questions(8), config)
     loaded = module.load(config.model)
     decoder = module.engine(loaded, config)
     rows = {item.question.id: item.ids + decoder.codec.lead for item in decoder.ask(asked)}
@@ -345,7 +345,7 @@ def test_beam_search_with_a_prefix() -> None:
     """Witness: transformers' own cache, where every forward pass puts the prefix in front again."""
     loaded, config = tuned("ptuning")
     decoder = llama.engine(loaded, set_generation(config, arguments={"num_beams": 3}))
-    rows = [item.ids for item in decoder.ask(prompts.plainly(questions(3), config))]
+    rows = [item.ids for item in decoder.ask(prompts.default_prompts(questions(3), config))]
     settings = stopping.settings(decoder.model, decoder.tokenizer, decoder.config)
     mine = decoder._generate(rows, settings)
     ids, mask = causal.left_padded(rows, decoder.pad, torch.device("cpu"))
@@ -398,7 +398,7 @@ def test_thinking_is_kept_and_never_read(monkeypatch: pytest.MonkeyPatch) -> Non
         "疾病2": "好</think>答案: C " + "因为" * 40,
     }
     scripted(decoder, texts, monkeypatch)
-    asked = prompts.plainly(questions(3), decoder.config)
+    asked = prompts.default_prompts(questions(3), decoder.config)
     assert all(decoder.tokenizer.decode(item.ids).endswith("<think>\n") for item in decoder.ask(asked))
     found = {p.question_id: p for p in map(to_prediction, decoder.answer(asked))}
     assert found["q:0"].text == "<think>" + texts["疾病0"] and found["q:0"].answer == "AC"
@@ -412,7 +412,7 @@ def test_thinking_is_kept_and_never_read(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_arguments_of_the_chat_template() -> None:
-    plain, asked = thinker(), prompts.plainly(questions(1), make_config())
+    plain, asked = thinker(), prompts.default_prompts(questions(1), make_config())
     (item,) = thinker(model__chat_template_kwargs={"enable_thinking": False}).ask(asked)
     assert plain.tokenizer.decode(item.ids).endswith("<think></think>") and not plain.codec.thinks
     (item,) = plain.ask(asked)

@@ -31,7 +31,7 @@ from cmexam_tune.models.families.endpoint import Remote
 from cmexam_tune.models.families.endpoint.client import Client
 from cmexam_tune.predict import main as predict_main
 from cmexam_tune.predict import predict
-from cmexam_tune.prompts import Asked, rounds
+from cmexam_tune.prompts import PromptRequest, rounds
 
 OPTIONS = {"A": "甲", "B": "乙", "C": "丙"}
 
@@ -48,11 +48,11 @@ def questions(count: int, **more: Any) -> list[Question]:
     return [Question(str(n), f"第{n}题", OPTIONS, "B", **more) for n in range(count)]
 
 
-def asked(items: list[Question], *turns: Turn) -> list[Asked]:
-    return [Asked(item, lambda shown: shown.stem, rounds(turns)) for item in items]
+def asked(items: list[Question], *turns: Turn) -> list[PromptRequest]:
+    return [PromptRequest(item, lambda shown: shown.stem, rounds(turns)) for item in items]
 
 
-def ordered(remote: Remote, requests: list[Asked]) -> list[Prediction]:
+def ordered(remote: Remote, requests: list[PromptRequest]) -> list[Prediction]:
     return sorted(map(to_prediction, remote.answer(requests)), key=lambda p: int(p.question_id))
 
 

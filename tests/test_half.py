@@ -201,7 +201,7 @@ def after_prompts(loaded: Loaded, config: Config, questions: Sequence[Question],
                 found.append(family.scores(loaded.model, family.collate(loaded, [[row] for row in rows])))
                 continue
             decoder = family.engine(loaded, config)
-            ids = [item.ids + decoder.codec.lead for item in decoder.ask(prompts.plainly(some, config))]
+            ids = [item.ids + decoder.codec.lead for item in decoder.ask(prompts.default_prompts(some, config))]
             found.append(Reader(decoder.model, ids, decoder.pad).prefill(1)[:, 0])
     return torch.cat(found)
 

@@ -68,7 +68,7 @@ def test_it_loads_strictly_and_says_what_it_is(path: Path, capsys: pytest.Captur
     settings = config.load_config(path)
     assert capsys.readouterr().err == "", "a recipe uses our own names, not aliases"
     assert settings.out == f"runs/{path.stem}"
-    assert prompts.style_named(settings.prompt.style)
+    assert prompts.resolve_style(settings.prompt.style)
     assert settings.prompt.template in ("auto", *prompts.TEMPLATES)
     assert not settings.model.trust_remote_code
     assert settings.data.train and settings.data.validation and settings.data.test

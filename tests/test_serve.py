@@ -177,7 +177,7 @@ def test_a_seed_gives_the_same_text_in_any_batch(client: openai.OpenAI, run: Pat
                                      "generation.temperature=1.5", "generation.top_p=1.0"])  # fmt: skip
     batcher = DynamicBatcher(loaded, 8)
     waiting = [
-        batcher.submit(conversation.asked(user(NO_EXAM)), config, RowOptions(seed=seed)) for seed in (5, 2**40, 7)
+        batcher.submit(conversation.to_request(user(NO_EXAM)), config, RowOptions(seed=seed)) for seed in (5, 2**40, 7)
     ]
     assert [one.future.result().text for one in waiting][1:] == [texts[2], texts[0]]
     assert batcher.batches <= 2, "requests with seeds of their own are one batch"
@@ -283,7 +283,7 @@ def test_stop_stops(run: Path, beams: int) -> None:
     config, loaded = loading.load_writer(run, ["generation.max_new_tokens=60", f"generation.num_beams={beams}"])
     steps = list[int]()
     cast(Any, loaded.model).register_forward_hook(lambda *given: steps.append(1))
-    asked = conversation.asked(user("x"))
+    asked = conversation.to_request(user("x"))
 
     def write(*options: RowOptions) -> list[Any]:
         steps.clear()
@@ -603,12 +603,12 @@ def test_requests_are_answered_together_as_they_would_be_alone(run: Path) -> Non
     config, loaded = loading.load_writer(run)
     texts = [f"{EXAM}{i}" * (1 + i % 3) for i in range(16)]
     alone = [conversation.reply(config, loaded, user(text)).text for text in texts]
-    batcher, style = DynamicBatcher(loaded, 16), prompts.style_of(config.prompt)
-    waiting = [batcher.submit(conversation.asked(user(text), style), config) for text in texts]
+    batcher, style = DynamicBatcher(loaded, 16), prompts.resolve_style(config.prompt)
+    waiting = [batcher.submit(conversation.to_request(user(text), style), config) for text in texts]
     assert [one.future.result().text.strip() for one in waiting] == alone
     assert batcher.batches <= 2
     system = [{"role": "system", "content": "你是医生"}, *user("x")]
-    bad, good = (batcher.submit(conversation.asked(m, style), config) for m in (system, user(texts[0])))
+    bad, good = (batcher.submit(conversation.to_request(m, style), config) for m in (system, user(texts[0])))
     assert good.future.result().text.strip() == alone[0]
     with pytest.raises(UserError, match="no system message"):
         bad.future.result()
@@ -649,7 +649,7 @@ def test_a_watch_is_not_told_what_the_templates_stop_strings_cut_off(run: Path) 
     from cmexam_tune.models.generation.streaming import RowOptions
 
     config, loaded = loading.load_writer(run, ["generation.max_new_tokens=60"])
-    whole = DynamicBatcher(loaded, 1).submit(conversation.asked(user("x")), config).future.result().text
+    whole = DynamicBatcher(loaded, 1).submit(conversation.to_request(user("x")), config).future.result().text
     stop = whole[20:22]
 
     class Stopping(DynamicBatcher):
@@ -660,7 +660,7 @@ def test_a_watch_is_not_told_what_the_templates_stop_strings_cut_off(run: Path) 
 
     texts = list[str]()
     options = RowOptions(top=0, tell=texts.append)
-    written = Stopping(loaded, 1).submit(conversation.asked(user("x")), config, options).future.result()
+    written = Stopping(loaded, 1).submit(conversation.to_request(user("x")), config, options).future.result()
     assert written.text == whole[: whole.index(stop)] and written.finish == "stop"
     assert len(set(texts)) > 3 and all(written.text.startswith(text) for text in texts)
     assert written.logprobs and all(token.start < len(written.text) for token in written.logprobs)
@@ -670,7 +670,7 @@ def test_work_stops_when_nobody_waits(run: Path) -> None:
 
     config, loaded = loading.load_writer(run, ["generation.max_new_tokens=1500", "generation.min_new_tokens=1500"])
     batcher = DynamicBatcher(loaded, 4)
-    waiting = batcher.submit(conversation.asked(user("x")), config)
+    waiting = batcher.submit(conversation.to_request(user("x")), config)
     while not batcher.batches:
         time.sleep(0.01)
     waiting.abandon()

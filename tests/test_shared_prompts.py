@@ -14,7 +14,7 @@ from cmexam_tune.models import adapters, families
 from cmexam_tune.models.completion import to_prediction
 from cmexam_tune.models.families import Loaded
 from cmexam_tune.models.generation import prefill
-from cmexam_tune.prompts import Asked, plainly
+from cmexam_tune.prompts import PromptRequest, default_prompts
 
 
 def world(family: str, method: str) -> tuple[Any, Loaded, Config]:
@@ -34,11 +34,11 @@ def world(family: str, method: str) -> tuple[Any, Loaded, Config]:
     return module, Loaded(model, tokenizer), config
 
 
-def with_examples(asked: list[Question], config: Config) -> list[Asked]:
+def with_examples(asked: list[Question], config: Config) -> list[PromptRequest]:
     """Two classes with two examples each, and two questions that share theirs with none."""
     pool = questions(60)[50:]
     made = []
-    for place, one in enumerate(plainly(asked, config)):
+    for place, one in enumerate(default_prompts(asked, config)):
         some = pool[2 * (place % 2) :][:2] if place < len(asked) - 2 else pool[place % 5 + 4 :][:2]
         made.append(replace(one, examples=tuple(
             Turn(e.prompt, e.completion) for e in (prompts.render(q, config.prompt.style) for q in some)

@@ -59,22 +59,22 @@ def _config(config: Config) -> Config:
     )
 
 
-def _form(template: str) -> tuple[str, str]:
+def _form(template: str) -> chat_template.CaseWords:
     """Return the words of a case's first and of its later turns."""
     return chat_template.CASE if template == "auto" else chat_template.template(template).case
 
 
 def _after_reference(
-    file: ResumableFile, writer: TextEngine, cases: Sequence[Case], form: tuple[str, str]
+    file: ResumableFile, writer: TextEngine, cases: Sequence[Case], form: chat_template.CaseWords
 ) -> Iterator[Completion]:
     """Answer all missing turns at once, each after the reference answers to the earlier ones, as CMB does."""
     turns = [(case, number) for case in cases for number, _ in enumerate(case.turns, 1)]
     missing = [(case, number) for case, number in turns if dialogue.key(case, number) not in file.known]
-    return map(_stripped, writer.generate([dialogue.asked(case, number, None, form) for case, number in missing]))
+    return map(_stripped, writer.generate([dialogue.request(case, number, None, form) for case, number in missing]))
 
 
 def _after_own(
-    file: ResumableFile, writer: TextEngine, cases: Sequence[Case], form: tuple[str, str]
+    file: ResumableFile, writer: TextEngine, cases: Sequence[Case], form: chat_template.CaseWords
 ) -> Iterator[Completion]:
     """Answer one turn of all cases after another, each after the model's own answers to the earlier ones."""
     texts = file.texts()
@@ -85,7 +85,7 @@ def _after_own(
             answered = [text for text in earlier if text is not None]
             # After a turn whose request failed a case waits for the next start.
             if number <= len(case.turns) and dialogue.key(case, number) not in texts and answered == earlier:
-                requests.append(dialogue.asked(case, number, answered, form))
+                requests.append(dialogue.request(case, number, answered, form))
         for completion in map(_stripped, writer.generate(requests)):
             if completion.finish != "error":
                 texts[completion.request.question.id] = completion.text

@@ -10,7 +10,7 @@ from cmexam_tune.core.schema import Case, Prediction
 from cmexam_tune.inference.answering import prompt_cost, run_missing
 from cmexam_tune.inference.records import ResumableFile
 from cmexam_tune.models.completion import Completion, TextEngine
-from cmexam_tune.prompts import Asked, dialogue
+from cmexam_tune.prompts import PromptRequest, dialogue
 
 
 @dataclass(frozen=True)
@@ -46,24 +46,24 @@ def judge_missing(file: ResumableFile, task: Task, open_judge: Callable[[], Text
     )
 
 
-def _requests(task: Task, known: frozenset[str]) -> list[Asked]:
+def _requests(task: Task, known: frozenset[str]) -> list[PromptRequest]:
     wanted = set(task.keys) - known
     requests = []
     for case in task.cases:
         for number, _ in enumerate(case.turns, 1):
             if (key := dialogue.key(case, number)) in wanted:
                 text = task.answers[key].text.rpartition("</think>")[2].strip()
-                requests.append(task.rubric.asked(case, number, text, task.variant))
+                requests.append(task.rubric.request(case, number, text, task.variant))
     return requests
 
 
-def _judgements(task: Task, judge: TextEngine, requests: Sequence[Asked]) -> Iterator[Judgement]:
+def _judgements(task: Task, judge: TextEngine, requests: Sequence[PromptRequest]) -> Iterator[Judgement]:
     """Yield what can be read as it comes; what cannot is asked once more at the end."""
     again = []
     for completion in judge.generate(requests):
         scores = task.rubric.parse(completion.text)
         if scores is None and completion.finish != "error":
-            again.append(task.rubric.asked_again(completion.request, completion.text, task.variant))
+            again.append(task.rubric.request_again(completion.request, completion.text, task.variant))
         else:
             yield _judgement(completion, scores, 1)
     for completion in judge.generate(again):

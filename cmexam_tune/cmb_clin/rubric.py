@@ -11,7 +11,7 @@ from cmexam_tune.config import read_yaml
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.core.schema import Case, Question, Turn
 from cmexam_tune.core.strict import Problems, build
-from cmexam_tune.prompts import Asked, dialogue, rounds
+from cmexam_tune.prompts import PromptRequest, dialogue, rounds
 
 SHIPPED = Path(__file__).with_name("rubric.yaml")
 LOW, HIGH = 1, 5
@@ -65,7 +65,7 @@ class Rubric:
         """Return the JSON that a judge is to write."""
         return json.dumps(dict.fromkeys(self._order(variant), 3), ensure_ascii=False)
 
-    def asked(self, case: Case, number: int, answer: str, variant: Variant = "plain") -> Asked:
+    def request(self, case: Case, number: int, answer: str, variant: Variant = "plain") -> PromptRequest:
         """Return the question to a judge about the answer to turn `number` (from 1) of a case."""
         turn, earlier = case.turns[number - 1], case.turns[: number - 1]
         before = "\n".join(_fill(self.turn, question=one.question, answer=one.answer) for one in earlier)
@@ -80,15 +80,15 @@ class Rubric:
             format=self.format(variant),
         )
         question = Question(dialogue.key(case, number), words, dialogue.NO_OPTIONS, None)
-        return Asked(question, lambda shown: shown.stem)
+        return PromptRequest(question, lambda shown: shown.stem)
 
-    def asked_again(self, asked: Asked, wrote: str, variant: Variant = "plain") -> Asked:
+    def request_again(self, request: PromptRequest, wrote: str, variant: Variant = "plain") -> PromptRequest:
         """Return the request for the scores alone, after a judge wrote something else."""
         question = Question(
-            asked.question.id, _fill(self.again, format=self.format(variant)), dialogue.NO_OPTIONS, None
+            request.question.id, _fill(self.again, format=self.format(variant)), dialogue.NO_OPTIONS, None
         )
-        history = rounds([Turn(asked.question.stem, wrote)])
-        return Asked(question, lambda shown: shown.stem, history)
+        history = rounds([Turn(request.question.stem, wrote)])
+        return PromptRequest(question, lambda shown: shown.stem, history)
 
     def parse(self, text: str) -> dict[str, int] | None:
         """Return the score of each axis, or None unless the text is one JSON object of all axes with integers 1 to 5.

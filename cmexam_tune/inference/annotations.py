@@ -14,7 +14,7 @@ from cmexam_tune.inference.answering import prompt_cost, run_missing
 from cmexam_tune.inference.provenance import provenance
 from cmexam_tune.inference.records import ResumableFile
 from cmexam_tune.models.completion import TextEngine, to_prediction
-from cmexam_tune.prompts import Asked
+from cmexam_tune.prompts import PromptRequest
 from cmexam_tune.prompts.dialogue import NO_OPTIONS
 
 FACETS = ("Disease Group", "Clinical Department", "Medical Discipline", "Medical Competency", "Difficulty level")
@@ -35,7 +35,7 @@ def key(question: Question, facet: str) -> str:
     return f"{question.id}{SEPARATOR}{facet}"
 
 
-def asked(question: Question, facet: str) -> Asked:
+def request(question: Question, facet: str) -> PromptRequest:
     """Return the published instruction for one question and one facet."""
     names = categories(facet)
     options = "\n".join(f"{letter} {text}" for letter, text in question.options.items())
@@ -47,7 +47,7 @@ def asked(question: Question, facet: str) -> Asked:
         f"注意，不需要回答问题本身，只需要返回这个题目与上述{len(names)}个类目中的哪个类目最相关，"
         f"返回{len(names)}个类目中的一个，不需要其他文字。"
     )
-    return Asked(Question(key(question, facet), words, NO_OPTIONS, None), lambda shown: shown.stem)
+    return PromptRequest(Question(key(question, facet), words, NO_OPTIONS, None), lambda shown: shown.stem)
 
 
 def outputs(source: loading.Source, questions: Sequence[Question], path: Path, out: Path) -> dict[str, str]:
@@ -63,9 +63,9 @@ def outputs(source: loading.Source, questions: Sequence[Question], path: Path, o
         ConfigError: a model that chooses among options.
         UserError: `out` holds something else.
     """
-    requests = {key(question, facet): asked(question, facet) for question in questions for facet in FACETS}
+    requests = {key(question, facet): request(question, facet) for question in questions for facet in FACETS}
 
-    def written(writer: TextEngine, missing: Sequence[Asked]) -> Iterator[Prediction]:
+    def written(writer: TextEngine, missing: Sequence[PromptRequest]) -> Iterator[Prediction]:
         return (to_prediction(completion, parse=False) for completion in writer.generate(missing))
 
     remedy = "Move it away, or choose another --out."

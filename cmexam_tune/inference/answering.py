@@ -15,7 +15,7 @@ from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.inference import loading
 from cmexam_tune.inference.records import FAILED, ResumableFile
 from cmexam_tune.models.completion import Engine, Usage, to_prediction
-from cmexam_tune.prompts import Asked, Asking
+from cmexam_tune.prompts import PromptBuilder, PromptRequest
 
 T = TypeVar("T")
 EngineT = TypeVar("EngineT", bound=Engine)
@@ -27,13 +27,13 @@ SAVE_EVERY = 30.0
 """Seconds after which a server's counts are saved again, so that a kill costs few of them."""
 
 
-def asking_of(config: Config, questions: Sequence[Question]) -> Asking:
+def prompt_builder(config: Config, questions: Sequence[Question]) -> PromptBuilder:
     """Return how the questions of a file are put, with the pool of examples if there are to be any.
 
     Raises:
         UserError: no or unusable files of examples.
     """
-    return Asking(config.prompt, questions, _pool(config) if config.prompt.shots else ())
+    return PromptBuilder(config.prompt, questions, _pool(config) if config.prompt.shots else ())
 
 
 def shot_files(config: Config) -> tuple[str, ...]:
@@ -140,12 +140,14 @@ def _in_a_line(usage: Usage) -> str:
     return text
 
 
-def prompt_cost(request: Asked) -> tuple[Any, ...]:
+def prompt_cost(request: PromptRequest) -> tuple[Any, ...]:
     """Return by what batches are put together: shared examples, then length."""
-    return request.examples, len(request.words(request.question))
+    return request.examples, len(request.render(request.question))
 
 
-def answer_missing(file: ResumableFile, source: loading.Source, asking: Asking, questions: Sequence[Question]) -> None:
+def answer_missing(
+    file: ResumableFile, source: loading.Source, builder: PromptBuilder, questions: Sequence[Question]
+) -> None:
     """Answer the questions that the open file lacks, one line each, by one output or by the majority of several.
 
     Raises:
@@ -153,23 +155,25 @@ def answer_missing(file: ResumableFile, source: loading.Source, asking: Asking, 
     """
     missing = [question for question in questions if question.id not in file.known]
     if source.config.generation.votes > 1 and missing:
-        _vote(file, source, asking, missing, [question.id for question in questions])
+        _vote(file, source, builder, missing, [question.id for question in questions])
     else:
-        _answer(file, source, asking, {question.id: question for question in questions})
+        _answer(file, source, builder, {question.id: question for question in questions})
 
 
-def _answer(file: ResumableFile, source: loading.Source, asking: Asking, questions: Mapping[str, Question]) -> None:
+def _answer(
+    file: ResumableFile, source: loading.Source, builder: PromptBuilder, questions: Mapping[str, Question]
+) -> None:
     """Answer the questions, in the exam's letters; the key of each output may differ from its question's id."""
 
-    def predictions(engine: Engine, requests: Sequence[Asked]) -> Iterator[Prediction]:
+    def predictions(engine: Engine, requests: Sequence[PromptRequest]) -> Iterator[Prediction]:
         for prediction in map(to_prediction, engine.answer(requests)):
             question = questions[prediction.question_id]
-            yield replace(prediction, answer=asking.restored(prediction.answer, question))
+            yield replace(prediction, answer=builder.restored(prediction.answer, question))
 
     requests = []
     for key, question in questions.items():
         if key not in file.known:
-            request = asking.asked(question)
+            request = builder.request(question)
             requests.append(replace(request, question=replace(request.question, id=key)))
     run_missing(
         file,
@@ -185,7 +189,7 @@ def _answer(file: ResumableFile, source: loading.Source, asking: Asking, questio
 def _vote(
     file: ResumableFile,
     source: loading.Source,
-    asking: Asking,
+    builder: PromptBuilder,
     questions: Sequence[Question],
     keys: Sequence[str],
 ) -> None:
@@ -196,7 +200,7 @@ def _vote(
     """
     count = source.config.generation.votes
     with ResumableFile(f"{file.path}.votes", file.meta, file.overwrite, file.processes) as votes:
-        _answer(votes, source, asking, {f"{q.id}#{number}": q for q in questions for number in range(count)})
+        _answer(votes, source, builder, {f"{q.id}#{number}": q for q in questions for number in range(count)})
         file.result.update(votes.result)
         outputs = {output.question_id: output for output in jsonl.read(votes.path, Prediction)}
         file.begin()

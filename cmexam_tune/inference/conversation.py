@@ -39,20 +39,20 @@ def reply(config: Config, loaded: Loaded, messages: Messages) -> Reply:
         TooLong: more tokens than the model has positions for.
         UserError: the last message is not the user's, or unusable generation settings.
     """
-    prompt = asked(messages, prompts.style_of(config.prompt))
+    request = to_request(messages, prompts.resolve_style(config.prompt))
     # Where it samples, a conversation is not to be repeated.
     anew = dataclasses.replace(config.generation, seed=random.getrandbits(32))
     decoder = _decoder(dataclasses.replace(config, generation=anew), loaded)
     if not decoder.codec.remembers:
-        prompt = dataclasses.replace(prompt, history=())
-    _check_length(decoder, prompt)
-    written = next(decoder.generate([prompt]))
+        request = dataclasses.replace(request, history=())
+    _check_length(decoder, request)
+    written = next(decoder.generate([request]))
     return Reply(written.text.strip(), written.prompt_tokens, written.completion_tokens)
 
 
-def _check_length(decoder: Any, prompt: prompts.Asked) -> None:
+def _check_length(decoder: Any, request: prompts.PromptRequest) -> None:
     """Refuse more than the model has positions for: its attention would need memory without end."""
-    (item,) = decoder.ask([prompt])
+    (item,) = decoder.ask([request])
     most = getattr(decoder.model.config, "max_position_embeddings", None)
     if most is not None and len(item.ids) > most:
         raise TooLong(
@@ -70,7 +70,7 @@ def _decoder(config: Config, loaded: Loaded) -> Any:
     return families.writer(config.model.family, "talk").engine(loaded, config)
 
 
-def asked(messages: Messages, style: str | prompts.Style | None = None) -> prompts.Asked:
+def to_request(messages: Messages, style: str | prompts.Style | None = None) -> prompts.PromptRequest:
     """Return a conversation as the model is asked.
 
     Args:
@@ -92,7 +92,7 @@ def asked(messages: Messages, style: str | prompts.Style | None = None) -> promp
     # Published wrappers have a place for a system text at the start, and only there.
     system = history.pop(0).content if history and history[0].role == "system" else None
     nothing = Question("chat", "?", {"A": "?", "B": "?"}, None)
-    return prompts.Asked(nothing, lambda question: last.content, tuple(history), system)
+    return prompts.PromptRequest(nothing, lambda question: last.content, tuple(history), system)
 
 
 def in_style(text: str, style: str | prompts.Style) -> str:

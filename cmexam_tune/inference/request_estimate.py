@@ -9,7 +9,7 @@ from cmexam_tune.core.errors import UserError, first_line
 from cmexam_tune.core.schema import Case, Question
 from cmexam_tune.inference import answering
 from cmexam_tune.inference.loading import Source
-from cmexam_tune.prompts import Asked, dialogue
+from cmexam_tune.prompts import PromptRequest, dialogue
 
 
 @dataclass(frozen=True)
@@ -51,25 +51,25 @@ def estimate(source: Source, questions: str | Path, limit: int | None = None, to
         from cmexam_tune.models.families.endpoint import Remote
 
         Remote(config)
-    asked = _asked(source, questions, limit)
+    prompts = _prompts(source, questions, limit)
     texts = [
         "\n".join(message["content"] for message in one.dialogue()._replace(system=config.prompt.system).messages())
-        for one in asked
+        for one in prompts
     ]
     votes = config.generation.votes
     tokens = None if tokenizer is None else votes * _tokens(texts, tokenizer)
     most = config.generation.arguments.get("max_new_tokens", config.prompt.max_target_length)
-    requests = votes * len(asked)
-    return Estimate(len(asked), requests, votes * sum(map(len, texts)), tokens, requests * most)
+    requests = votes * len(prompts)
+    return Estimate(len(prompts), requests, votes * sum(map(len, texts)), tokens, requests * most)
 
 
-def _asked(source: Source, questions: str | Path, limit: int | None) -> Sequence[Asked]:
+def _prompts(source: Source, questions: str | Path, limit: int | None) -> Sequence[PromptRequest]:
     if dialogue.is_cases(questions):
         cases = list(jsonl.read(questions, Case))[:limit]
-        return [dialogue.asked(case, number) for case in cases for number, _ in enumerate(case.turns, 1)]
+        return [dialogue.request(case, number) for case in cases for number, _ in enumerate(case.turns, 1)]
     every = list(jsonl.read(questions, Question))
-    asking = answering.asking_of(source.config, every)
-    return [asking.asked(question) for question in every[:limit]]
+    builder = answering.prompt_builder(source.config, every)
+    return [builder.request(question) for question in every[:limit]]
 
 
 def _tokens(texts: Sequence[str], name: str) -> int:

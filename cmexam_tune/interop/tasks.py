@@ -20,7 +20,7 @@ from typing import Any, Literal
 from cmexam_tune.core import files, jsonl
 from cmexam_tune.core.errors import DataError
 from cmexam_tune.core.schema import Question
-from cmexam_tune.prompts import prompt, style_given
+from cmexam_tune.prompts import prompt, resolve_style
 
 Tool = Literal["lm-eval", "opencompass", "evalscope"]
 STYLE = "cmb_answer"
@@ -183,7 +183,7 @@ def _opencompass(questions: Sequence[Question], folder: Path, home: Path, name: 
 
 def _rows(questions: Sequence[Question], style: str) -> list[dict[str, Any]]:
     """Return a row for each question, all with the same keys: the libraries take those of the first."""
-    _, words = style_given(style)
+    words = resolve_style(style)
     offered = sorted({letter for question in questions for letter in question.options})
     return [
         {

@@ -4,7 +4,7 @@ In: checkpoints and questions. Out: loaded models, token rows and batches, prefi
 `checkpoint.py`, opening a model (`layouts.py`: one under its authors' names); `features.py` and `causal.py` make token
 rows and batches of questions.
 
-Whoever asks a model makes `prompts.Asked` (the question, how its words are written, earlier turns, a system text) and
+Whoever asks a model makes a `prompts.PromptRequest` (the question, how it is written, earlier turns, a system text) and
 calls `family.engine(loaded, config).answer(requests)`, which yields a `Completion` for each: `completion.py`. Its
 `generate` yields free text, for who wants no exam answer; `to_prediction` makes a line of a predictions file.
 """

@@ -10,7 +10,7 @@ from cmexam_tune.config import PromptConfig
 from cmexam_tune.core.schema import Question
 from cmexam_tune.models import Loaded, features
 from cmexam_tune.models.features import IGNORE_INDEX, Encoded, Ids
-from cmexam_tune.prompts import ChatTemplate, Dialogue, style_of
+from cmexam_tune.prompts import ChatTemplate, Dialogue, resolve_style
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def encode(codec: Codec, questions: Sequence[Question], prompt: PromptConfig) ->
     """Return training rows with `question_id`, `input_ids` and `labels`, within the prompt's limits."""
     return features.encode(
         questions,
-        style_of(prompt),
+        resolve_style(prompt),
         lambda texts: codec.sources([Dialogue(text, (), prompt.system) for text in texts]),
         codec.targets,
         max_source_length=prompt.max_source_length,

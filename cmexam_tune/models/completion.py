@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from cmexam_tune.core.schema import Prediction
 from cmexam_tune.evaluation import answer_parsing
-from cmexam_tune.prompts import Asked
+from cmexam_tune.prompts import PromptRequest
 
 T = TypeVar("T")
 LEAST = -9999.0
@@ -36,7 +36,7 @@ class Token:
 class Completion:
     """What came back for one request, before an exam answer is read out of it."""
 
-    request: Asked
+    request: PromptRequest
     text: str
     finish: Literal["stop", "length", "error"] | None
     """`stop`: ended by the model or a stop text; `length`: cut off by a limit; `error`: the request failed for good.
@@ -122,7 +122,7 @@ class Engine(Protocol):
     def effective_generation_config(self) -> dict[str, Any]:
         """Return how answers are made, whatever decided it, as JSON holds it: for the note beside the predictions."""
 
-    def answer(self, requests: Sequence[Asked]) -> Iterator[Completion]:
+    def answer(self, requests: Sequence[PromptRequest]) -> Iterator[Completion]:
         """Yield one completion for each request in the way that `generation.mode` names, in an order of its choice.
 
         Ids of the requests' questions are distinct.
@@ -132,7 +132,7 @@ class Engine(Protocol):
 class TextEngine(Engine, Protocol):
     """An engine that can write: what a family whose task is `generate` returns."""
 
-    def generate(self, requests: Sequence[Asked]) -> Iterator[Completion]:
+    def generate(self, requests: Sequence[PromptRequest]) -> Iterator[Completion]:
         """Yield free text for each request, whatever `generation.mode` says."""
 
 

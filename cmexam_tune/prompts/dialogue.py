@@ -5,7 +5,7 @@ from pathlib import Path
 
 from cmexam_tune.core import jsonl
 from cmexam_tune.core.schema import Case, Question, Turn
-from cmexam_tune.prompts import Asked, chat_template, rounds
+from cmexam_tune.prompts import PromptRequest, chat_template, rounds
 
 NO_OPTIONS = {"A": "-", "B": "-"}
 """A turn is put as a question that nobody chooses in."""
@@ -33,12 +33,12 @@ def keys(cases: Sequence[Case]) -> Iterator[str]:
             yield key(case, number)
 
 
-def asked(
+def request(
     case: Case,
     number: int,
     answers: Sequence[str] | None = None,
     form: chat_template.CaseWords = chat_template.CASE,
-) -> Asked:
+) -> PromptRequest:
     """Return turn `number` of a case as it is put to a model.
 
     Mostly the first turn is the record, directly followed by its question, and a later one is its question alone, after
@@ -58,4 +58,4 @@ def asked(
     replies = [turn.answer for turn in case.turns] if answers is None else answers
     history = rounds(Turn(words[i], replies[i]) for i in range(number - 1))
     question = Question(key(case, number), words[number - 1], NO_OPTIONS, None)
-    return Asked(question, lambda shown: shown.stem, history)
+    return PromptRequest(question, lambda shown: shown.stem, history)

@@ -111,40 +111,35 @@ STYLES: dict[str, Style] = {
 """Name -> style; the original repository's ids "1" to "6" are keys too."""
 
 
-def style_named(name: str | Style) -> Style:
-    """Return the style with that name or id; a style is returned as it is.
+def resolve_style(source: "str | Style | PromptConfig") -> Style:
+    """Return the style that `source` stands for.
+
+    Args:
+        source: a name or id; a prompt file (`*.yaml`) with own words; a configuration, which may bring own words for a
+            part of its style; a style is returned as it is.
 
     Raises:
-        ConfigError: there is none; the message suggests the nearest name.
+        ConfigError: there is none of that name; the message suggests the nearest one.
+        UserError: a prompt file that cannot be used.
     """
-    if isinstance(name, Style):
-        return name
+    if isinstance(source, Style):
+        return source
+    if isinstance(source, str):
+        return _from_file(Path(source)) if Path(source).suffix in (".yaml", ".yml") else _named(source)
+    style = _named(source.style)
+    if source.ask is not None:
+        style = dataclasses.replace(style, ask=source.ask, ask_by_kind=())
+    return style if source.write is None else dataclasses.replace(style, write=source.write, write_unexplained=None)
+
+
+def _named(name: str) -> Style:
     if name not in STYLES:
         raise ConfigError(f"prompt style {name!r} is unknown{suggest(name, STYLES)}; known: {', '.join(STYLES)}.")
     return STYLES[name]
 
 
-def style_of(prompt: "PromptConfig") -> Style:
-    """Return the style that a configuration asks for, with its own words where it brings any.
-
-    Raises:
-        ConfigError: unknown style.
-    """
-    style = style_named(prompt.style)
-    if prompt.ask is not None:
-        style = dataclasses.replace(style, ask=prompt.ask, ask_by_kind=())
-    return style if prompt.write is None else dataclasses.replace(style, write=prompt.write, write_unexplained=None)
-
-
-def style_given(name: str) -> tuple[str, Style]:
-    """Return a style with the name that its files get: a style's own name or id, or a prompt file of own words.
-
-    Raises:
-        UserError: unknown style, or a prompt file (`*.yaml`) that cannot be used.
-    """
-    path = Path(name)
-    if path.suffix not in (".yaml", ".yml"):
-        return name, style_named(name)
+def _from_file(path: Path) -> Style:
+    """Return a prompt file's style, whose name is the file's."""
     if path.stem == "questions":
         raise ConfigError(
             f"{path}: `questions` is what the questions file is called. Give the prompt file another name."
@@ -154,7 +149,7 @@ def style_given(name: str) -> tuple[str, Style]:
     problems = Problems()
     if (own := build(PromptConfig, read_prompt_file(path), "", problems)) is None:
         raise ConfigError(f"{path}: {'; '.join(problems)}.")
-    return path.stem, dataclasses.replace(style_of(own), name=path.stem)
+    return dataclasses.replace(resolve_style(own), name=path.stem)
 
 
 def prompt(question: Question, style: str | Style) -> str:
@@ -163,7 +158,7 @@ def prompt(question: Question, style: str | Style) -> str:
     Raises:
         ConfigError: unknown style.
     """
-    chosen = style_named(style)
+    chosen = resolve_style(style)
     ask = dict(chosen.ask_by_kind).get(question.kind or "", chosen.ask)
     options = [(letter, text) for letter, text in question.options.items() if len(text) >= chosen.shortest_option]
     return ask.format(
@@ -195,7 +190,7 @@ def render(question: Question, style: str | Style) -> Example:
         Unrenderable: the style writes an explanation and this answered question has none.
         ConfigError: unknown style.
     """
-    chosen = style_named(style)
+    chosen = resolve_style(style)
     asked = prompt(question, chosen)
     if question.answer is None:
         return Example(question.id, asked, "", chosen.name)
@@ -215,7 +210,7 @@ def answer_head(question: Question, letters: str, style: str | Style) -> str:
     Raises:
         ConfigError: the style's completion does not start with the letters.
     """
-    chosen = style_named(style)
+    chosen = resolve_style(style)
     before, found, _ = chosen.write.partition("{letters}")
     if not found or "{" in before:
         possible = ", ".join(

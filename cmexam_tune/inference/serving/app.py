@@ -34,7 +34,7 @@ from cmexam_tune.models.completion import Completion
 from cmexam_tune.models.families import Loaded
 from cmexam_tune.models.generation import sampling
 from cmexam_tune.models.generation.streaming import RowOptions
-from cmexam_tune.prompts import Asked, style_of
+from cmexam_tune.prompts import PromptRequest, resolve_style
 
 ROUTES: Mapping[str, type[ProtocolRequest]] = {**openai_protocol.ROUTES}
 """Path -> what is read there. Another protocol is a file with its requests, and an entry here."""
@@ -240,10 +240,10 @@ class Service:
             config = self._sampled(wanted)
             prompts = [await self._prompt(prompt, config) for prompt in wanted.prompts]
             for index in range(len(prompts) * wanted.n):
-                asked, own = prompts[index // wanted.n]
+                request, own = prompts[index // wanted.n]
                 pending.append(
                     self.batcher.submit(
-                        asked,
+                        request,
                         own,
                         RowOptions(
                             tuple(wanted.stop),
@@ -288,7 +288,7 @@ class Service:
         generation = dataclasses.replace(self.config.generation, arguments=arguments)
         return dataclasses.replace(self.config, generation=generation)
 
-    async def _prompt(self, prompt: Messages | str, config: Config) -> tuple[Asked, Config]:
+    async def _prompt(self, prompt: Messages | str, config: Config) -> tuple[PromptRequest, Config]:
         """Return a prompt as the model is asked, and the config with which it is.
 
         Raises:
@@ -296,17 +296,17 @@ class Service:
         """
         if isinstance(prompt, str):
             nothing = Question("prompt", "?", {"A": "?", "B": "?"}, None)
-            asked = Asked(nothing, lambda question: prompt)
+            request = PromptRequest(nothing, lambda question: prompt)
             section = dataclasses.replace(config.prompt, template="none", system=None)
         elif self.ask_as_trained:
-            asked, section = conversation.asked(prompt, style_of(config.prompt)), config.prompt
+            request, section = conversation.to_request(prompt, resolve_style(config.prompt)), config.prompt
         else:
             # The recipe's system text was not sent either: a client measures the prompt that it knows.
-            asked, section = conversation.asked(prompt), dataclasses.replace(config.prompt, system=None)
+            request, section = conversation.to_request(prompt), dataclasses.replace(config.prompt, system=None)
         config = dataclasses.replace(config, prompt=section)
-        if asked.history and not conversation.remembers(config, self.loaded):
+        if request.history and not conversation.remembers(config, self.loaded):
             raise Refused(400, "messages: this model's template has no form for earlier turns. Send one.", "messages")
-        tokens = await asyncio.to_thread(self.batcher.prompt_tokens, asked, config)
+        tokens = await asyncio.to_thread(self.batcher.prompt_tokens, request, config)
         if tokens > self.limits.prompt_tokens:
             raise Refused(400, f"{tokens:,} tokens of prompt; {self.limits.prompt_tokens:,} are possible.", "messages")
-        return asked, config
+        return request, config

@@ -16,7 +16,7 @@ from cmexam_tune.models import families
 from cmexam_tune.models.completion import Completion
 from cmexam_tune.models.families import Loaded
 from cmexam_tune.models.generation.streaming import RowOptions
-from cmexam_tune.prompts import Asked
+from cmexam_tune.prompts import PromptRequest
 
 PAUSE = 0.005
 """Seconds that the first request of a batch waits for others."""
@@ -26,7 +26,7 @@ PAUSE = 0.005
 class Pending:
     """A request that is waiting or being answered."""
 
-    asked: Asked
+    request: PromptRequest
     config: Config
     options: RowOptions
     future: "Future[Completion]" = dataclasses.field(default_factory=Future)
@@ -49,22 +49,22 @@ class DynamicBatcher:
         self.batches = 0
         threading.Thread(target=self._work, daemon=True).start()
 
-    def submit(self, asked: Asked, config: Config, options: RowOptions | None = None) -> Pending:
+    def submit(self, request: PromptRequest, config: Config, options: RowOptions | None = None) -> Pending:
         """Put a request in line and return it; its `future` gives what the model writes, or a `UserError`.
 
         `tell` of `options` is called by the thread that answers, with what of the text so far stays whatever comes.
         """
-        pending = Pending(asked, config, options or RowOptions())
+        pending = Pending(request, config, options or RowOptions())
         self._queue.put(pending)
         return pending
 
-    def prompt_tokens(self, asked: Asked, config: Config) -> int:
+    def prompt_tokens(self, request: PromptRequest, config: Config) -> int:
         """Return how long a request's prompt is.
 
         Raises:
             UserError: the model's template has no form for it.
         """
-        return len(self._decoder(config).ask([asked])[0].ids)
+        return len(self._decoder(config).ask([request])[0].ids)
 
     def _decoder(self, config: Config) -> Any:
         return families.writer(config.model.family, "serve").engine(self._loaded, config)
@@ -113,8 +113,8 @@ class DynamicBatcher:
         requests = []
         for row, pending in enumerate(batch):
             # Ids of requests need not be distinct; places in the batch are.
-            question = dataclasses.replace(pending.asked.question, id=str(row))
-            requests.append(dataclasses.replace(pending.asked, question=question))
+            question = dataclasses.replace(pending.request.question, id=str(row))
+            requests.append(dataclasses.replace(pending.request, question=question))
             decoder.row_options[question.id] = _held_back(pending.options, decoder.codec.stop)
         for written in decoder.generate(requests):
             batch[int(written.request.question.id)].future.set_result(written)

@@ -91,7 +91,7 @@ class Family(ABC):
 
     def answer(self, loaded: Loaded, questions: Sequence[Question], config: Config) -> Iterator[Prediction]:
         """Yield one prediction for each question, asked as the config's prompt says, in an order of its choice."""
-        return map(to_prediction, self.engine(loaded, config).answer(prompts.plainly(questions, config)))
+        return map(to_prediction, self.engine(loaded, config).answer(prompts.default_prompts(questions, config)))
 
 
 class Writer(Family):

@@ -26,7 +26,7 @@ from cmexam_tune.models.completion import Completion, windows
 from cmexam_tune.models.families import Classifier, Loaded
 from cmexam_tune.models.features import IGNORE_INDEX, Encoded, Ids, Truncation
 from cmexam_tune.models.precision import check_numbers, inference
-from cmexam_tune.prompts import Asked
+from cmexam_tune.prompts import PromptRequest
 
 THRESHOLD = 0.5
 """Probability from which an option belongs to the answer; the best one always does."""
@@ -165,12 +165,12 @@ class OptionScorer:
         """Return the type that is computed in."""
         return {"dtype": str(self._loaded.model.dtype).removeprefix("torch.")}
 
-    def answer(self, requests: Sequence[Asked]) -> Iterator[Completion]:
+    def answer(self, requests: Sequence[PromptRequest]) -> Iterator[Completion]:
         """Yield a completion for each request, the longest of a window first; its text is `答案: AC`, or nothing."""
         for window in windows(requests, self._config.generation.batch_size):
             yield from self._answer(window)
 
-    def _answer(self, requests: Sequence[Asked]) -> Iterator[Completion]:
+    def _answer(self, requests: Sequence[PromptRequest]) -> Iterator[Completion]:
         loaded, size = self._loaded, self._config.generation.batch_size
         head, labels = _head(loaded), _label_list(loaded)
         limit = position_limit(loaded.model.config)
@@ -234,7 +234,7 @@ def _sources(loaded: Loaded, questions: Sequence[Question], prompt: PromptConfig
             f"prompt.max_source_length={prompt.max_source_length}: this model has {limit} positions. Set at most that."
         )
 
-    style = prompts.style_of(prompt)
+    style = prompts.resolve_style(prompt)
 
     def tokenize(some: list[Question]) -> list[list[Ids]]:
         if not choice:

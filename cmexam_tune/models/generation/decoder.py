@@ -41,7 +41,7 @@ from cmexam_tune.models.generation.items import (
 from cmexam_tune.models.generation.prefill import Reader, Start
 from cmexam_tune.models.generation.streaming import RowOptions, Watching, within
 from cmexam_tune.models.precision import inference
-from cmexam_tune.prompts import Asked, Dialogue
+from cmexam_tune.prompts import Dialogue, PromptRequest
 
 BLANK = "…"
 """Stands for stem and options in the prompt that prior normalisation compares with."""
@@ -78,7 +78,7 @@ class Decoder:
         chosen = stopping.settings(self.model, self.tokenizer, self.config).to_diff_dict()
         return {**effective, **{key: value for key, value in chosen.items() if key != "transformers_version"}}
 
-    def answer(self, requests: Sequence[Asked]) -> Iterator[Completion]:
+    def answer(self, requests: Sequence[PromptRequest]) -> Iterator[Completion]:
         """Yield a completion for each request in the way that `generation.mode` names, longest prompts first.
 
         Raises:
@@ -89,20 +89,20 @@ class Decoder:
         for window in windows(requests, self.config.generation.batch_size):
             yield from mode(window)
 
-    def _constrained(self, requests: Sequence[Asked]) -> Iterator[Completion]:
+    def _constrained(self, requests: Sequence[PromptRequest]) -> Iterator[Completion]:
         for item, letters in self.constrained(requests):
             yield self._chosen(item, letters)
 
-    def _most_probable(self, requests: Sequence[Asked]) -> Iterator[Completion]:
+    def _most_probable(self, requests: Sequence[PromptRequest]) -> Iterator[Completion]:
         for item, scores in self._normalised(requests):
             yield self._chosen(item, max(scores, key=scores.__getitem__))
 
-    def ask(self, asked: Sequence[Asked]) -> list[Item]:
+    def ask(self, requests: Sequence[PromptRequest]) -> list[Item]:
         """Return the prompts as ids, their stems cut to `prompt.max_source_length`, which examples are not counted in.
 
         A question whose options alone exceed the limit is asked all the same, without its stem: nothing is left out.
         """
-        by_id = {item.question.id: item for item in asked}
+        by_id = {item.question.id: item for item in requests}
         system = self.config.prompt.system
 
         def tokenize(some: list[Question]) -> list[tuple[Ids, int]]:
@@ -112,9 +112,9 @@ class Decoder:
             return [(row, len(row) - self._of_examples(d)) for row, d in zip(rows, dialogues, strict=True)]
 
         sources = features.fit_stems(
-            [item.question for item in asked], tokenize, self.config.prompt.max_source_length, lambda sized: sized[1]
+            [item.question for item in requests], tokenize, self.config.prompt.max_source_length, lambda sized: sized[1]
         )
-        return [Item(item, ids) for item, (ids, _) in zip(asked, sources.ids, strict=True)]
+        return [Item(item, ids) for item, (ids, _) in zip(requests, sources.ids, strict=True)]
 
     def _of_examples(self, dialogue: Dialogue) -> int:
         """Return how many tokens of a prompt are its examples.
@@ -138,11 +138,11 @@ class Decoder:
                 )
         return self._examples[key]
 
-    def generate(self, asked: Sequence[Asked]) -> Iterator[Completion]:
+    def generate(self, requests: Sequence[PromptRequest]) -> Iterator[Completion]:
         """Let the model write, up to its EOS, a stop text of the template or of the row, or `max_new_tokens`."""
         chosen, shaping = sampling.split(stopping.settings(self.model, self.tokenizer, self.config))
         ends = stopping.end_ids(chosen)
-        for batch in self._batches(self.ask(asked)):
+        for batch in self._batches(self.ask(requests)):
             rows = [item.ids + self.codec.lead for item in batch.items]
             width = max(len(row) for row in rows)
             options = [self.row_options.get(item.question.id, RowOptions()) for item in batch.items]
@@ -168,7 +168,7 @@ class Decoder:
                     # The limit counts tokens, of which a character may need several; vLLM and llama.cpp drop it too.
                     text = text.rstrip(HALF)
                 yield Completion(
-                    item.asked,
+                    item.request,
                     text[:cut],
                     finish,
                     prompt_tokens=len(rows[i]),
@@ -210,9 +210,9 @@ class Decoder:
             chosen.max_new_tokens = thinking + len(end) + most
         return criteria
 
-    def constrained(self, asked: Sequence[Asked]) -> Iterator[tuple[Item, str]]:
+    def constrained(self, requests: Sequence[PromptRequest]) -> Iterator[tuple[Item, str]]:
         """Let the model write only legal answers: the style's words, then letters of the question in order."""
-        for batch, leads, roots in self._trees(self.ask(asked)):
+        for batch, leads, roots in self._trees(self.ask(requests)):
             rows = [item.ids + self.codec.lead + lead for item, lead in zip(batch.items, leads, strict=True)]
             width = max(len(row) for row in rows)
             chosen = GenerationConfig(
@@ -228,13 +228,15 @@ class Decoder:
             for item, root, ids in zip(batch.items, roots, new, strict=True):
                 yield item, str(allowed_answers.walk(root, ids).letters)
 
-    def likelihoods(self, asked: Sequence[Asked], whole: bool = True) -> Iterator[tuple[Item, dict[str, float]]]:
+    def likelihoods(
+        self, requests: Sequence[PromptRequest], whole: bool = True
+    ) -> Iterator[tuple[Item, dict[str, float]]]:
         """Yield each question with the log-probability of each of its legal answers, summed over the answer's tokens.
 
         Without `whole` the tokens that all answers of a question start with are left out of the sums, which saves the
         output layer at these tokens.
         """
-        for reading in self._readings(self.ask(asked), whole):
+        for reading in self._readings(self.ask(requests), whole):
             with inference(self.model):
                 scores = allowed_answers.totals(reading.reader, reading.roots, reading.after)
             for item, start, rest in zip(reading.items, reading.lead, scores, strict=True):
@@ -249,7 +251,7 @@ class Decoder:
         Raises:
             ConfigError: the style's completions do not start with the letters.
         """
-        style = prompts.style_of(self.config.prompt)
+        style = prompts.resolve_style(self.config.prompt)
         sets = letter_sets(question, self.config.generation.answer_sets)
         heads = [prompts.answer_head(question, letters, style) for letters in sets]
         several = len(sets) > len(question.options)
@@ -261,32 +263,32 @@ class Decoder:
         return {letters: row[front:] if ends else row[front:-1] for letters, row in zip(sets, ids, strict=True)}
 
     def _chosen(self, item: Item, letters: str) -> Completion:
-        text = prompts.answer_head(item.question, letters, prompts.style_of(self.config.prompt))
-        return Completion(item.asked, text, None, letters)
+        text = prompts.answer_head(item.question, letters, prompts.resolve_style(self.config.prompt))
+        return Completion(item.request, text, None, letters)
 
-    def _normalised(self, asked: Sequence[Asked]) -> Iterator[tuple[Item, dict[str, float]]]:
+    def _normalised(self, requests: Sequence[PromptRequest]) -> Iterator[tuple[Item, dict[str, float]]]:
         """Yield the scores by which answers are chosen."""
         by_prior, by_length = (
             self.config.generation.prior_normalization,
             self.config.generation.length_normalization,
         )
         # What all answers start with matters only to sums that are divided or compared with another prompt's.
-        for item, scores in self.likelihoods(asked, whole=by_prior or by_length):
+        for item, scores in self.likelihoods(requests, whole=by_prior or by_length):
             if by_prior:
-                prior = self._prior(item.asked)
+                prior = self._prior(item.request)
                 scores = {letters: value - prior[letters] for letters, value in scores.items()}
             if by_length:
                 ids = self.legal_answers(item.question)
                 scores = {letters: value / len(ids[letters]) for letters, value in scores.items()}
             yield item, scores
 
-    def _prior(self, asked: Asked) -> dict[str, float]:
+    def _prior(self, request: PromptRequest) -> dict[str, float]:
         """Return the log-probabilities of the answers when stem and options are blank (Zhao et al. 2021)."""
-        question = asked.question
+        question = request.question
         blank = replace(question, stem=BLANK, options=dict.fromkeys(question.options, BLANK))
-        key = f"{asked.dialogue(blank)}{question.kind}"
+        key = f"{request.dialogue(blank)}{question.kind}"
         if key not in self._priors:
-            ((_, self._priors[key]),) = self.likelihoods([replace(asked, question=blank)])
+            ((_, self._priors[key]),) = self.likelihoods([replace(request, question=blank)])
         return self._priors[key]
 
     def _batches(self, items: Sequence[Item], key: Callable[[Item], Any] = lambda item: 0) -> Iterator[Batch]:

@@ -11,20 +11,20 @@ from cmexam_tune.models.features import Ids
 from cmexam_tune.models.generation import allowed_answers
 from cmexam_tune.models.generation.prefill import Reader, Start, shared
 from cmexam_tune.models.precision import inference
-from cmexam_tune.prompts import Asked
+from cmexam_tune.prompts import PromptRequest
 
 
 @dataclass(frozen=True)
 class Item:
     """What is asked, and its prompt as ids."""
 
-    asked: Asked
+    request: PromptRequest
     ids: Ids
 
     @property
     def question(self) -> Question:
         """The question, whole, however much of it the prompt holds."""
-        return self.asked.question
+        return self.request.question
 
 
 class Batch(NamedTuple):
@@ -61,7 +61,7 @@ def batches(
     """
     groups: dict[Any, list[Item]] = {}
     for item in items:
-        groups.setdefault((item.asked.system, item.asked.examples), []).append(item)
+        groups.setdefault((item.request.system, item.request.examples), []).append(item)
     rest = [item for group in groups.values() if len(group) < FEW for item in group]
     together = [group for group in groups.values() if len(group) >= FEW] + [rest] * bool(rest)
     for group in sorted(together, key=lambda group: -max(len(item.ids) for item in group)):

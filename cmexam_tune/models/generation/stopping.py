@@ -77,7 +77,7 @@ def explained(config: Config) -> Iterator[None]:
 
 def room(config: Config) -> int:
     """Return how many tokens an answer may have by default: as in training, and few where only letters are written."""
-    fields = {name for _, name, _, _ in string.Formatter().parse(prompts.style_of(config.prompt).write) if name}
+    fields = {name for _, name, _, _ in string.Formatter().parse(prompts.resolve_style(config.prompt).write) if name}
     most = config.prompt.max_target_length
     return min(most, LETTERS) if fields == {"letters"} else most
 

@@ -102,7 +102,7 @@ def _check_names(config: Config) -> None:
     Raises:
         UserError: naming it.
     """
-    prompts.style_of(config.prompt)
+    prompts.resolve_style(config.prompt)
     if config.prompt.template != "auto":
         prompts.template(config.prompt.template)
     if not config.model.is_remote:

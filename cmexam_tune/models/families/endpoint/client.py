@@ -26,7 +26,7 @@ from cmexam_tune.core.errors import ConfigError, TrainingStopped, UserError
 from cmexam_tune.models.completion import Completion, Usage
 from cmexam_tune.models.families.endpoint import replies
 from cmexam_tune.models.families.endpoint.replies import WHOLE, Secret
-from cmexam_tune.prompts import Asked
+from cmexam_tune.prompts import PromptRequest
 
 INSTALL = "family endpoint needs the OpenAI client: pip install 'cmexam_tune[endpoint]'"
 FIRST_TRIES = 3
@@ -80,7 +80,7 @@ class Client:
         self._impatient = self._openai.with_options(max_retries=min(2, generation.max_retries))
         weakref.finalize(self, lambda openai: _in_background(openai.close()), self._openai).atexit = False
 
-    def send(self, requests: Iterable[tuple[Asked, Body]]) -> Iterator[Completion]:
+    def send(self, requests: Iterable[tuple[PromptRequest, Body]]) -> Iterator[Completion]:
         """Yield the completions as they come; `concurrency` requests are under way.
 
         Until one has succeeded, they are sent one at a time.
@@ -101,7 +101,7 @@ class Client:
                     "What was answered is kept; start again to ask the rest."
                 )
 
-    def _first(self, rest: Iterator[tuple[Asked, Body]]) -> list[Completion]:
+    def _first(self, rest: Iterator[tuple[PromptRequest, Body]]) -> list[Completion]:
         """Return what came up to the first good reply: where there is none, the caller has written nothing yet."""
         completions: list[Completion] = []
         while not self._proven and (request := next(rest, None)) is not None:
@@ -111,13 +111,13 @@ class Client:
                 raise UserError(f"{self.address}: the first {FIRST_TRIES} requests failed: {reason}")
         return completions
 
-    def _parallel(self, requests: Iterator[tuple[Asked, Body]]) -> Iterator[Completion]:
+    def _parallel(self, requests: Iterator[tuple[PromptRequest, Body]]) -> Iterator[Completion]:
         done: queue.SimpleQueue[Future[Completion]] = queue.SimpleQueue()
         under_way: set[Future[Completion]] = set()
 
         def start(count: int) -> None:
-            for asked, body in itertools.islice(requests, count):
-                future = _in_background(self._ask(asked, body))
+            for request, body in itertools.islice(requests, count):
+                future = _in_background(self._ask(request, body))
                 under_way.add(future)
                 future.add_done_callback(done.put)
 
@@ -133,25 +133,25 @@ class Client:
             for future in under_way:
                 future.cancel()
 
-    def ask(self, asked: Asked, body: Body) -> Completion:
+    def ask(self, request: PromptRequest, body: Body) -> Completion:
         """Send one request and wait for what comes; one that fails for good has `finish` error.
 
         Raises:
             UserError: wrong key, model or address.
         """
-        self.usage.count(completion := _in_background(self._ask(asked, body)).result())
+        self.usage.count(completion := _in_background(self._ask(request, body)).result())
         return completion
 
-    async def _ask(self, asked: Asked, body: Body) -> Completion:
+    async def _ask(self, request: PromptRequest, body: Body) -> Completion:
         client = self._openai if self._proven else self._impatient
         chat = "messages" in body
         create: Any = (client.chat.completions if chat else client.completions).with_raw_response.create
         try:
             # Raw: the library's own objects have whatever types the server sent.
             answer = await create(model=self.name, **body)
-            completion = replies.read(asked, answer.http_response.content, self._secret, chat)
+            completion = replies.read(request, answer.http_response.content, self._secret, chat)
         except (self._library.OpenAIError, replies.Unreadable) as error:
-            return Completion(asked, "", "error", reason=self._reason(error))
+            return Completion(request, "", "error", reason=self._reason(error))
         self._proven = self._proven or completion.finish != "error"
         return completion
 

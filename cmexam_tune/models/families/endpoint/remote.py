@@ -14,7 +14,7 @@ from cmexam_tune.core.schema import Question
 from cmexam_tune.evaluation.answer_parsing import letter_sets
 from cmexam_tune.models.completion import Completion, Token
 from cmexam_tune.models.families.endpoint.client import Body, Client
-from cmexam_tune.prompts import Asked
+from cmexam_tune.prompts import PromptRequest
 
 SENT = ("do_sample", "max_new_tokens", "temperature", "top_p", "stop_strings")
 """Settings that OpenAI's protocol has, under names of its own."""
@@ -66,7 +66,7 @@ class Remote:
         """Return the fields that every request has beside the model's name and the prompt."""
         return {**self._settings, **self._extra}
 
-    def generate(self, requests: Sequence[Asked]) -> Iterator[Completion]:
+    def generate(self, requests: Sequence[PromptRequest]) -> Iterator[Completion]:
         """Let the model write; requests that fail for good have `finish` error and a reason.
 
         Raises:
@@ -75,7 +75,7 @@ class Remote:
         """
         return self._send(requests, self._request)
 
-    def answer(self, requests: Sequence[Asked]) -> Iterator[Completion]:
+    def answer(self, requests: Sequence[PromptRequest]) -> Iterator[Completion]:
         """Yield a completion for each request in the way that `generation.mode` names, as replies come in.
 
         Raises:
@@ -85,34 +85,34 @@ class Remote:
         modes = {"generate": self.generate, "constrained": self._constrained, "likelihood": self._likelihood}
         return modes[self.config.generation.mode](requests) if requests else iter(())
 
-    def _constrained(self, asked: Sequence[Asked]) -> Iterator[Completion]:
+    def _constrained(self, requests: Sequence[PromptRequest]) -> Iterator[Completion]:
         """Yield completions that can only be allowed answers.
 
         Raises:
             UserError: the server takes no list of allowed texts; or whatever `generate` raises.
         """
         sets = self.config.generation.answer_sets
-        forced = self._forces_words(asked[0], "constrained-words")
+        forced = self._forces_words(requests[0], "constrained-words")
 
         def choices(question: Question) -> dict[str, str]:
             """Return what the model may write -> the letters that it stands for."""
             start = self._head(question)[1] if forced else "".join(self._head(question))
             return {start + letters: letters for letters in letter_sets(question, sets)}
 
-        def request(item: Asked, dialect: str) -> Body:
+        def request(item: PromptRequest, dialect: str) -> Body:
             allowed = DIALECTS[dialect](list(choices(item.question)))
             return self._request(item, extra=allowed, forced=forced)
 
-        first = asked[0]
+        first = requests[0]
         dialect = self._dialect(first, {name: request(first, name) for name in DIALECTS}, choices(first.question))
-        for completion in self._send(asked, lambda item: request(item, dialect)):
+        for completion in self._send(requests, lambda item: request(item, dialect)):
             letters = choices(completion.request.question).get(completion.text)
             if completion.finish != "error" and letters is None:
                 yield _failed(completion, "the server wrote a text that is not allowed.")
             else:
                 yield self._chosen(completion, letters)
 
-    def _dialect(self, first: Asked, tries: Mapping[str, Body], allowed: Mapping[str, str]) -> str:
+    def _dialect(self, first: PromptRequest, tries: Mapping[str, Body], allowed: Mapping[str, str]) -> str:
         """Return the name of the first way of writing a list of allowed texts that the server keeps to."""
         failures = []
         for name, body in tries.items():
@@ -125,7 +125,7 @@ class Remote:
             f"(vLLM, SGLang); this one does not ({'; '.join(failures)}). Use generation.mode=generate."
         )
 
-    def _likelihood(self, asked: Sequence[Asked]) -> Iterator[Completion]:
+    def _likelihood(self, requests: Sequence[PromptRequest]) -> Iterator[Completion]:
         """Yield the most probable letter behind the answer's first words; one letter for each question.
 
         Only the letters among the server's most probable tokens are compared: the best of them is the best of all.
@@ -139,22 +139,22 @@ class Remote:
         if generation.length_normalization or generation.prior_normalization:
             raise ConfigError("generation: likelihood behind an address cannot be normalised; only local models can.")
         sets = generation.answer_sets
-        several = sum(len(letter_sets(item.question, sets)) > len(item.question.options) for item in asked)
+        several = sum(len(letter_sets(item.question, sets)) > len(item.question.options) for item in requests)
         if several:
             raise ConfigError(
                 f"generation.mode=likelihood behind an address reads one letter, and {several} questions may have "
                 "several. Use generation.mode=constrained, or set generation.answer_sets=single."
             )
-        forced = self._forces_words(asked[0], "first-letter")
+        forced = self._forces_words(requests[0], "first-letter")
         fields = {"logprobs": TOP} if self._template else {"logprobs": True, "top_logprobs": TOP}
         fields["max_tokens"] = 1 if forced else ROOM
-        sample = self.client.ask(asked[0], self._request(asked[0], fields, forced=forced))
+        sample = self.client.ask(requests[0], self._request(requests[0], fields, forced=forced))
         if sample.finish != "error" and not sample.logprobs:
             raise UserError(
                 f"{self.client.address}: generation.mode=likelihood needs log-probabilities, and the server sends "
                 "none. Use generation.mode=generate or constrained."
             )
-        for completion in self._send(asked, lambda item: self._request(item, fields, forced=forced)):
+        for completion in self._send(requests, lambda item: self._request(item, fields, forced=forced)):
             if completion.logprobs:
                 tokens = completion.logprobs if forced else _from_letter(completion)
                 yield self._chosen(completion, _best(tokens, completion.request.question))
@@ -165,7 +165,7 @@ class Remote:
 
     def _head(self, question: Question) -> tuple[str, str]:
         """Return the answer's words before the letters, and the spaces between: a letter's token holds its space."""
-        head = prompts.answer_head(question, "", prompts.style_of(self.config.prompt))
+        head = prompts.answer_head(question, "", prompts.resolve_style(self.config.prompt))
         words = head.rstrip(" ")
         return words, head[len(words) :]
 
@@ -176,7 +176,7 @@ class Remote:
         text = completion.text if letters is None else "".join(self._head(completion.request.question)) + letters
         return replace(completion, text=text, finish=None, letters=letters)
 
-    def _forces_words(self, first: Asked, otherwise: str) -> bool:
+    def _forces_words(self, first: PromptRequest, otherwise: str) -> bool:
         """Return whether the server goes on behind words put into the model's mouth; if not, say so.
 
         A server that ignores the fields closes the words like any message and opens another one, so that the prompt
@@ -211,11 +211,13 @@ class Remote:
         )
         return False
 
-    def _send(self, asked: Sequence[Asked], request: Callable[[Asked], Body]) -> Iterator[Completion]:
-        return self.client.send((item, request(item)) for item in asked)
+    def _send(
+        self, requests: Sequence[PromptRequest], request: Callable[[PromptRequest], Body]
+    ) -> Iterator[Completion]:
+        return self.client.send((item, request(item)) for item in requests)
 
     def _request(
-        self, item: Asked, fields: Body | None = None, *, extra: Body | None = None, forced: bool = False
+        self, item: PromptRequest, fields: Body | None = None, *, extra: Body | None = None, forced: bool = False
     ) -> dict[str, Any]:
         """Return what is sent for a question: a chat, or one text in the wrapper that `prompt.template` names.
 

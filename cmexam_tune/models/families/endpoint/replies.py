@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from cmexam_tune.models.completion import LEAST, Completion, Token
-from cmexam_tune.prompts import Asked
+from cmexam_tune.prompts import PromptRequest
 
 LONGEST_NAME = 200
 """Characters that are kept of a server's name for its model."""
@@ -56,7 +56,7 @@ class Secret:
         return value
 
 
-def read(asked: Asked, content: bytes, secret: Secret, chat: bool) -> Completion:
+def read(request: PromptRequest, content: bytes, secret: Secret, chat: bool) -> Completion:
     """Return what the body of the reply to a request says.
 
     Raises:
@@ -75,7 +75,7 @@ def read(asked: Asked, content: bytes, secret: Secret, chat: bool) -> Completion
     if not isinstance(usage, dict):
         usage = {}
     held = Completion(
-        asked,
+        request,
         "",
         "error",
         reason="the server's content filter held the answer back.",

@@ -540,7 +540,7 @@ class Ping(ProtocolRequest):
         return GenerationRequest([self.say, user(self.say)], max_tokens=3)
 
     def answer(self, completions: Sequence[Any], name: str) -> dict[str, Any]:
-        return {"said": [completion.tokens for completion in completions], "by": name}
+        return {"said": [completion.completion_tokens for completion in completions], "by": name}
 
     def events(self, name: str) -> EventStream:
         raise Refused(400, "stream: is not possible here.", "stream")

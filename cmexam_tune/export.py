@@ -73,6 +73,7 @@ def export(
     with contextlib.ExitStack() as held:
         if len(given) > 1:
             run = held.enter_context(averaging.averaged(given, overrides))
+        scores = model_card.read_scores(run)  # a damaged file is told before minutes are spent on the weights
         _, loaded = runs.load(run, [*overrides, "model.load_in_4bit=false"])
         # Before the writer gives the tokenizer a chat template of its own.
         ollama = modelfile.written(config, loaded) if chosen == "hf" else None
@@ -80,7 +81,7 @@ def export(
         writer(config, loaded, Path(run) / runs.ADAPTER, staged)
         if isinstance(ollama, modelfile.Modelfile):
             (staged / "Modelfile").write_text(ollama.text(), encoding="utf-8", newline="\n")
-        card = model_card.card(run, config, loaded, chosen, ollama, len(given))
+        card = model_card.card(config, loaded, chosen, ollama, scores=scores, averaged=len(given))
         (staged / "README.md").write_text(card, encoding="utf-8")
     return target
 

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import tempfile
+from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -19,18 +20,19 @@ LIBRARIES = [
     "cmexam_tune.models.families.chatglm", "cmexam_tune.train", "cmexam_tune.inference.answering",
     "cmexam_tune.predict", "cmexam_tune.models.merging",
 ]  # fmt: skip
+Hook = Callable[[], None]
 context: Any = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(LIBRARIES)
 
 
 class Program:
-    """One process of a program such as `train`; what it prints goes to files."""
+    """One process of a program such as `train`; what it prints goes to files. In it, `hook` is called first."""
 
-    def __init__(self, name: str, words: list[str], **environment: str) -> None:
+    def __init__(self, name: str, words: list[str], hook: Hook | None = None, **environment: str) -> None:
         self._printed = tempfile.TemporaryDirectory(prefix="printed_")
         self.out, self.err = (Path(self._printed.name) / name for name in ("out", "err"))
         self.process: BaseProcess = context.Process(
-            target=_run, args=(name, words, environment, str(self.out), str(self.err)), daemon=True
+            target=_run, args=(name, words, hook, environment, str(self.out), str(self.err)), daemon=True
         )
         self.process.start()
 
@@ -42,6 +44,10 @@ class Program:
         self.process.kill()
         self.process.join()
 
+    def send(self, signal_number: int) -> None:
+        assert self.process.pid is not None
+        os.kill(self.process.pid, signal_number)
+
     def wait(self, seconds: float = 400) -> tuple[int, str, str]:
         """Return the exit status, and what was printed and noted."""
         self.process.join(seconds)
@@ -51,18 +57,48 @@ class Program:
         return code, self.out.read_text(encoding="utf-8"), self.err.read_text(encoding="utf-8")
 
 
-def _run(name: str, words: list[str], environment: dict[str, str], out: str, err: str) -> None:
+def _run(name: str, words: list[str], hook: Hook | None, environment: dict[str, str], out: str, err: str) -> None:
     for descriptor, path in ((1, out), (2, err)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), descriptor)
     sys.stdout, sys.stderr = (os.fdopen(descriptor, "w", encoding="utf-8", closefd=False) for descriptor in (1, 2))
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.update(environment)
     sys.argv = [f"cmexam_tune.{name}", *words]
+    if hook is not None:
+        hook()
     cli.run(importlib.import_module(f"cmexam_tune.{name}").main)
 
 
-def group(name: str, words: list[str], count: int = 2) -> list[Program]:
+def group(name: str, words: list[str], count: int = 2, hook: Hook | None = None) -> list[Program]:
     """Start what `torchrun --nproc_per_node COUNT -m cmexam_tune.NAME WORDS` would."""
     common = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1",
               "MASTER_PORT": str(free_port()), "DS_ACCELERATOR": "cpu"}  # fmt: skip
-    return [Program(name, words, RANK=str(rank), LOCAL_RANK=str(rank), **common) for rank in range(count)]
+    return [Program(name, words, hook, RANK=str(rank), LOCAL_RANK=str(rank), **common) for rank in range(count)]
+
+
+def die_at_step(step: int) -> None:
+    """Make training kill itself when it has logged a step and not yet saved it."""
+    from cmexam_tune.training.callbacks import JsonlLog
+
+    on_log = JsonlLog.on_log
+
+    def log_and_die(self: Any, args: Any, state: Any, *rest: Any, **more: Any) -> None:
+        on_log(self, args, state, *rest, **more)
+        if state.global_step == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    JsonlLog.on_log = log_and_die  # type: ignore[method-assign]
+
+
+def die_at_save(step: int) -> None:
+    """Make training kill itself when a checkpoint is written and not yet in its place."""
+    from cmexam_tune.training import checkpoints
+
+    publish = checkpoints.publish
+
+    def publish_or_die(staged: Path, target: Path, deepspeed: bool) -> None:
+        if target.name == f"checkpoint-{step}":
+            os.kill(os.getpid(), signal.SIGKILL)
+        publish(staged, target, deepspeed)
+
+    checkpoints.publish = publish_or_die

@@ -236,7 +236,7 @@ def test_the_chat_template_gives_the_training_prompt(
         assert there.apply_chat_template(asked, add_generation_prompt=True, return_dict=False) == wanted
     with pytest.raises(TemplateError, match="no form for messages in the order assistant, user"):
         there.apply_chat_template(Dialogue(text, earlier[1:]).messages(), tokenize=False)
-    assert "MESSAGE" in model_card.card(run, config, loaded, "hf", None)
+    assert "MESSAGE" in model_card.card(config, loaded, "hf", None)
 
 
 ROPES: list[dict[str, Any]] = [

@@ -74,7 +74,8 @@ def _runs(folder: Path) -> None:
     card = {"family": "llama", "method": "lora", "base": "x", "base_adapter": None, "template": "none", "system": None,
             "style": "answer", "num_virtual_tokens": None, "tokenizer": "0"}  # fmt: skip
     good = {"config.yaml": json.dumps(EXPERIMENT), "adapter/cmexam_tune.json": json.dumps(card), "metrics.json": "{}"}
-    for name, (file, text) in BAD_RUNS.items():
+    damaged = BAD_RUNS | {f"metrics_{name}": ("metrics.json", text) for name, text in BAD_METRICS.items()}
+    for name, (file, text) in damaged.items():
         run = folder / "runs" / name
         (run / "adapter").mkdir(parents=True)
         for path, content in {**good, file: text}.items():
@@ -113,6 +114,8 @@ BAD_RUNS = {
     "card_type": ("adapter/cmexam_tune.json", '{"family": []}'),
     "config_type": ("config.yaml", json.dumps({**EXPERIMENT, "model": []})), "config_nul": ("config.yaml", "\0"),
 }  # fmt: skip
+BAD_METRICS = {"deep": DEEP, "twice": '{"a": 1, "a": 2}', "long": f'{{"a": {"9" * 6000}}}', "list": "[]", "broken": "{"}
+"""metrics.json is read by the export's model card alone: other programs need nothing of it."""
 BAD_NOTES = {
     "deep": ('{"question_id": "q:0", "text": ""}', DEEP), "list": ('{"question_id": "q:0", "text": ""}', "[]"),
     "type": ('{"question_id": "q:0", "text": ""}', '{"versions": {}, "config": []}'),
@@ -170,6 +173,7 @@ def cases() -> list[Case]:
     found += [([*train, word], word.partition("=")[0]) for word in BAD_TYPES]
     answer = ["predict", "--questions", "q.jsonl", "--out"]
     found += [([*answer, "new", "--run", f"runs/{name}"], Path(file).name) for name, (file, _) in BAD_RUNS.items()]
+    found += [(["export", "--run", f"runs/metrics_{name}", "--out", "new"], "metrics.json: ") for name in BAD_METRICS]
     found += [([*answer, f"note_{name}", "--config", "good.yaml"], f"note_{name}") for name in BAD_NOTES]
     here = [*train, "out=trained"]
     found += [

@@ -1,6 +1,7 @@
 """The model card (README.md) of an exported model: what was trained on what, with which prompt, scores and loading."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from cmexam_tune.config import Config
@@ -16,10 +17,29 @@ TRAINING = ("train_loss", "eval_loss", "eval_exam_accuracy", "best_metric")
 """What metrics.json says about how good the model is; the rest is speed."""
 
 
+Score = tuple[str, str]
+"""A row of the card's table: what was measured, and its value as text."""
+
+
 def card(
-    run: str | Path, config: Config, loaded: Loaded, format: str, ollama: Modelfile | str | None, averaged: int = 1
+    config: Config,
+    loaded: Loaded,
+    format: str,
+    ollama: Modelfile | str | None,
+    *,
+    scores: Sequence[Score] = (),
+    averaged: int = 1,
 ) -> str:
-    """Return the card; `ollama`: the Modelfile beside it, or why there is none; `averaged`: runs it is the mean of."""
+    """Return the text of the card.
+
+    Args:
+        config: the run's.
+        loaded: the model that was exported, for the prompt.
+        format: a key of `KINDS`.
+        ollama: the Modelfile beside it, or why there is none.
+        scores: what `read_scores` knows of the run.
+        averaged: number of runs whose mean this is.
+    """
     mean = f"\n- mean of the updates of {averaged} runs" if averaged > 1 else ""
     base, prompt = config.model.model_name_or_path, _prompt(config, loaded)
     auto = "AutoModelForSequenceClassification" if prompt is None else "AutoModelForCausalLM"
@@ -37,7 +57,7 @@ def card(
     ]
     if prompt is not None:
         parts.append(f"## Prompt\n\n```\n{prompt}\n```")
-    if scores := [*_training(Path(run)), *_reports(Path(run))]:
+    if scores:
         parts.append("## Scores\n\n| | |\n| - | - |\n" + "\n".join(f"| {name} | {value} |" for name, value in scores))
     parts.append(f"## Loading\n\n```python\n{load[format]}\n```")
     if isinstance(ollama, Modelfile):
@@ -65,13 +85,18 @@ def _data(path: str) -> str:
     return f"- {file.name}: {seen}"
 
 
-def _training(run: Path) -> list[tuple[str, str]]:
-    """Return what the run's metrics.json knows."""
-    known = runs.open_run(run).metrics
-    return [(f"{name} (training)", f"{known[name]:.4g}") for name in TRAINING if name in known]
+def read_scores(run: str | Path) -> list[Score]:
+    """Return how good a run is, by its metrics.json and the reports about it.
+
+    Raises:
+        UserError: one of these files is damaged.
+    """
+    metrics = runs.open_run(run).metrics
+    training = [(f"{name} (training)", f"{metrics[name]:.4g}") for name in TRAINING if name in metrics]
+    return [*training, *_reports(Path(run))]
 
 
-def _reports(run: Path) -> list[tuple[str, str]]:
+def _reports(run: Path) -> list[Score]:
     """Return the scores of the reports about the run, percentages.
 
     Raises:

@@ -38,7 +38,7 @@ def shown(epoch: int, world: int, seed: int = 0) -> list[int]:
     layout, mixture = Layout(8, 3, seed=seed), Mixture(SOURCES, WEIGHTS, seed)
     found = []
     for rank in range(world):
-        sampler = StepSampler(sizes, sizes, layout, rank, world, mixture)
+        sampler = StepSampler(sizes, sizes, layout, rank=rank, world=world, mixture=mixture)
         sampler.set_epoch(epoch)
         plans = [plan for (plan,) in sampler]
         assert len(plans) == len(sampler)

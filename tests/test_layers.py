@@ -1,6 +1,7 @@
 """Imports go down the house only: a file at the top is a program, a folder is a part."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -184,3 +185,11 @@ def test_nobody_asks_for_the_name_of_a_family_or_method() -> None:
                 if literal and names & {"family", "method"}:
                     asked.append(f"{path.relative_to(PACKAGE)}:{node.lineno}: {ast.unparse(node)}")
     assert not asked
+
+
+@pytest.mark.parametrize("path", FILES, ids=NAMES)
+def test_docstrings_name_files_that_exist(path: Path) -> None:
+    """`reading.py` in a module's docstring is a file beside it, or (`prompts/order.py`) one of the package."""
+    for name in re.findall(r"`([\w/]+\.(?:py|yaml))`", ast.get_docstring(tree(path)) or ""):
+        places = [path.parent / name, PACKAGE / name, PACKAGE.parent / name]
+        assert name == "utils.py" or any(place.exists() for place in places), f"{name} is not there"  # lm-eval's

@@ -21,8 +21,8 @@ from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.evaluate import evaluate
 from cmexam_tune.export import export, logits
-from cmexam_tune.inference import loading
-from cmexam_tune.models import merging, precision
+from cmexam_tune.inference import loading, merging
+from cmexam_tune.models import precision
 from cmexam_tune.models.families import Loaded
 from cmexam_tune.models.families.chatglm import tiny_chatglm
 from cmexam_tune.models.generation.kv_cache import PrefillScorer

@@ -205,6 +205,6 @@ def test_real_explanations(tmp_path: Path) -> None:
 def test_reproduce_never_takes_raw_questions_for_clean_ones(tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text("Question,Options,Answer,Explanation\n", encoding="utf-8")
     with pytest.raises(UserError, match="cmexam-tune check"):
-        reproduce._questions(
+        reproduce.find_questions(
             "cmexam", "train", ["data/checked/train.clean.questions.jsonl"], tmp_path, tmp_path / "out"
         )

@@ -195,6 +195,20 @@ def test_comparison_counts_flips(graded, other):
         assert found.metrics[name].difference == pytest.approx(b[name] - a[name], abs=1e-9)
 
 
+def test_a_few_flips_do_not_exclude_a_difference_of_0():
+    """4 newly right and none newly wrong of 200: p is 0.125."""
+    asked = [Question(str(i), "题干", {"A": "甲", "B": "乙"}, "A") for i in range(200)]
+    runs = [
+        grading.grade(asked, [Prediction(one.id, f"答案: {'B' if i < wrong else 'A'}") for i, one in enumerate(asked)])
+        for wrong in (54, 50)
+    ]
+    accuracy = comparison.compare(*runs).metrics["accuracy"]
+    assert (accuracy.difference, accuracy.p_value, accuracy.resolution) == (2.0, 0.125, 0.0)
+    assert accuracy.low < 0 < accuracy.high
+    back = comparison.compare(*reversed(runs)).metrics["accuracy"]
+    assert (back.low, back.high) == pytest.approx((-accuracy.high, -accuracy.low))
+
+
 def test_a_run_does_not_differ_from_itself(graded):
     found = comparison.compare(graded, graded)
     assert (found.gained, found.lost, found.mcnemar_p) == ((), (), 1.0)

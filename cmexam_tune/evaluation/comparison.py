@@ -36,8 +36,9 @@ class Comparison:
     lost: tuple[str, ...]
     mcnemar_p: float
     metrics: Mapping[str, Paired]
-    """The run minus the other one, in percent. Accuracy has one test, McNemar's exact one (or the bootstrap of whole
-    groups, where questions share a case); the text metrics have the paired bootstrap's."""
+    """The run minus the other one, in percent. Accuracy has McNemar's exact test and the interval that agrees with it
+    (`significance.paired_interval`), or the bootstrap of whole groups where questions share a case; the text metrics
+    have the paired bootstrap."""
     smallest_difference: float | None = None
     """In points of accuracy: what these questions would show with 80% power, at the disagreement that was seen. None
     where no difference would be found."""
@@ -87,7 +88,7 @@ def compare(
 ) -> Comparison:
     """Return the paired comparison of a run with the baseline called `name`.
 
-    The metrics are differences run - baseline with their paired-bootstrap 95% intervals and p-values.
+    The metrics are differences run - baseline with their 95% intervals and p-values; see `Comparison.metrics`.
     """
     pairs = [(before, after) for before, after in zip(baseline, run, strict=True) if before.question.answer]
     gained = tuple(after.question.id for before, after in pairs if after.correct and not before.correct)
@@ -95,10 +96,7 @@ def compare(
     both = sum(before.correct and after.correct for before, after in pairs)
     p_value = significance.mcnemar(len(lost), len(gained))
     groups = clusters([before for before, _ in pairs])
-    metrics: dict[str, Paired] = {}
-    if pairs:
-        accuracy = _paired_accuracy(pairs, groups)
-        metrics["accuracy"] = accuracy if groups else replace(accuracy, p_value=p_value, resolution=0.0)
+    metrics = {"accuracy": _paired_accuracy(pairs, groups)} if pairs else {}
     explained = [(before, after) for before, after in zip(baseline, run, strict=True) if before.text and after.text]
     if explained:
         rows = [rows_of(text for pair in explained if (text := pair[side].text)) for side in (0, 1)]
@@ -124,8 +122,14 @@ def _paired_accuracy(pairs: Sequence[tuple[Graded, Graded]], groups: Sequence[st
     import numpy as np
 
     right = np.array([[before.right, after.right] for before, after in pairs], dtype=np.float64)
+    if groups is None and np.isin(right, (0, 1)).all():
+        lost, gained = (int((right[:, side] > right[:, 1 - side]).sum()) for side in (0, 1))
+        low, high = significance.paired_interval(lost, gained, len(pairs))
+        difference = 100 * (gained - lost) / len(pairs)
+        return Paired(difference, 100 * low, 100 * high, significance.mcnemar(lost, gained))
+    # Questions of one case fall together, and an answer may be right by a chance: neither is a flip of a coin.
     rows = [np.stack([right[:, side], np.ones(len(pairs))], axis=1) for side in (0, 1)]
-    if groups:
+    if groups is not None:
         rows = [significance.by_cluster(side, groups) for side in rows]
     (accuracy,) = significance.paired_bootstrap(rows[0], rows[1], lambda sums: 100 * sums[:, :1] / sums[:, 1:])
     return accuracy

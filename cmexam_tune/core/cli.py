@@ -11,7 +11,7 @@ turns `main` into `main(argv)`. Positional-only parameters of it are positional,
 """
 
 # Own code, because none of tyro, cyclopts, jsonargparse and typer reads `--questions A B key=value --out DIR` in any
-# order, and all of them want to build the records of a `path | Sequence[Question]`, which only a notebook passes.
+# order, and each of them adds 0.06 to 0.18 s of processor time to the start of every program.
 
 import argparse
 import functools

@@ -41,6 +41,7 @@ setup(
         "numpy>=2.0.2",
         "openpyxl>=3.1.5",
         "peft>=0.20",
+        "protobuf",
         "psutil",
         "pyarrow",
         "pydantic>=2.12",

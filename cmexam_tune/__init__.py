@@ -1,4 +1,4 @@
-"""Fine-tunes and evaluates language models on Chinese medical exams; the package itself exports its records.
+"""Fine-tuning of Chinese medical-exam language models: the records.
 
 Stages are imported by name, for example `from cmexam_tune.train import train`.
 """

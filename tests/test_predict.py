@@ -395,7 +395,7 @@ def test_reproduce_trains_and_predicts_by_the_launcher(tmp_path: Path, monkeypat
         folder=tmp_path, entry=SimpleNamespace(trained=True, exam="cmexam"), test=tmp_path / "q.jsonl",
         config=make_config(out=str(tmp_path / "run")), ask=["generation.mode=likelihood"],
     )  # fmt: skip
-    reproduce.run_unit(unit, "torchrun --nproc_per_node 8 -m")
+    reproduce._run(unit, "torchrun --nproc_per_node 8 -m")
     launcher = ["torchrun", "--nproc_per_node", "8", "-m"]
     assert [words[:5] for words in started] == [[*launcher, f"cmexam_tune.{name}"] for name in ("train", "predict")]
     got = guides.parsed(["predict", *started[1][5:]])
@@ -469,6 +469,6 @@ def test_outputs_cut_while_thinking_are_counted_apart() -> None:
 
     texts = [("<think>我想", "length"), ("<think>好</think>答案: A 因", "length"), ("<think>好</think>A", None)]
     lines = [json.dumps({"question_id": "x", "text": text, "finish": finish}).encode() for text, finish in texts]
-    counts = records.count_ends([records.parse_record(line, "") for line in lines])
+    counts = records._counts([records._record(line, "") for line in lines])
     assert (counts["records"], counts["cut"], counts["cut_thinking"]) == (3, 2, 1)
     assert "1 of them while thinking (generation.thinking_tokens)" in answering.summary(counts)

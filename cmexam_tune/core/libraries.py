@@ -1,7 +1,4 @@
-"""Silences the log lines of libraries, so that a program shows only its own.
-
-CMEXAM_TUNE_VERBOSE=1 (`train --verbose`) shows those of the libraries too.
-"""
+"""What a program shows: its own lines. CMEXAM_TUNE_VERBOSE=1 (`train --verbose`) shows those of the libraries too."""
 
 import logging
 import os

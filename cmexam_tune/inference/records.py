@@ -152,7 +152,7 @@ class ResumableFile:
                 for number, line in enumerate(handle, 1):
                     if not line.endswith(b"\n"):
                         break  # what a killed process left half-written is answered again
-                    record = parse_record(line, f"{path}:{number}")
+                    record = _record(line, f"{path}:{number}")
                     if failed or record.finish != FAILED:
                         found.setdefault(record.question_id, line)
         return found
@@ -165,7 +165,7 @@ class ResumableFile:
     def texts(self) -> dict[str, str]:
         """Return key -> text of the records that need no answer any more."""
         lines = {} if self._fresh else self._lines()
-        return {key: parse_record(line, str(self.path)).text for key, line in lines.items()}
+        return {key: _record(line, str(self.path)).text for key, line in lines.items()}
 
     def begin(self) -> None:
         """Make the file ready: empty, or with the records that count and nothing else."""
@@ -201,8 +201,7 @@ class ResumableFile:
             lines = self._lines(failed=True)
             wanted = {key: lines.pop(key) for key in order if key in lines}
             self._write({**wanted, **lines})
-            records = [parse_record(line, str(self.path)) for line in (*wanted.values(), *lines.values())]
-            self.result |= count_ends(records)
+            self.result |= _counts([_record(line, str(self.path)) for line in (*wanted.values(), *lines.values())])
             # What failed before was asked again: all failures in the file are of this run.
             for name, value in (("answered", answered - self.result["failed"]), ("seconds", seconds)):
                 self.result[name] = self.result.get(name, 0) + value
@@ -236,7 +235,7 @@ class ResumableFile:
             handle.write("\n")
 
 
-def count_ends(records: Sequence[Record]) -> dict[str, int]:
+def _counts(records: Sequence[Record]) -> dict[str, int]:
     """Return how many records there are, how many were cut off (and while thinking), and how many failed."""
     ends = [record.finish for record in records]
     cut = [record for record in records if record.finish == "length"]
@@ -244,7 +243,7 @@ def count_ends(records: Sequence[Record]) -> dict[str, int]:
     return {"records": len(ends), "cut": len(cut), "cut_thinking": thinking, "failed": ends.count(FAILED)}
 
 
-def parse_record(line: bytes, where: str) -> Record:
+def _record(line: bytes, where: str) -> Record:
     """Return a line as a record.
 
     Raises:

@@ -114,7 +114,9 @@ def read_tokenizer(model: ModelConfig, folder: str | None = None) -> PreTrainedT
     """Return the checkpoint's tokenizer (or that of `folder`) with a padding token."""
     place = folder or location(model)
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(place, **_source(model))
+        tokenizer: PreTrainedTokenizerBase | None = released.read_tokenizer(place, model.revision)
+        if tokenizer is None:
+            tokenizer = AutoTokenizer.from_pretrained(place, **_source(model))
         # One that cannot read this cannot read a question.
         if not tokenizer("答案: A", add_special_tokens=False)["input_ids"]:
             raise ValueError("it makes no tokens of a text")

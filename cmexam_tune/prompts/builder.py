@@ -44,6 +44,15 @@ class Dialogue(NamedTuple):
         messages = [*system, *rounds(self.examples), *self.history, Message("user", self.prompt_text)]
         return [message._asdict() for message in messages]
 
+    def with_texts(self, change: Callable[[str], str]) -> "Dialogue":
+        """Return the dialogue with `change` made to every text in it."""
+        return Dialogue(
+            change(self.prompt_text),
+            tuple(message._replace(content=change(message.content)) for message in self.history),
+            None if self.system is None else change(self.system),
+            tuple(Turn(change(turn.question), change(turn.answer)) for turn in self.examples),
+        )
+
 
 @dataclass(frozen=True)
 class PromptRequest:

@@ -3,8 +3,7 @@
 A model brings a Jinja chat template of its own, or was tuned inside one of the published wrappers below. Their strings
 are part of the published protocols (CMB-Exam's released workers, Stanford Alpaca, Vicuna v1.1, the CMExam repository's
 `med_template`) and are kept to the character. Both kinds are a `ChatTemplate`, and `ChatTemplate.render` is the one
-place where a conversation is wrapped: for training, prediction, chat, the server and exports. A new wrapper is one row
-of `_WRAPPERS`; its key is what `prompt.template` names.
+place where a conversation is wrapped: for training, prediction, chat, the server and exports.
 """
 
 import contextlib
@@ -172,6 +171,7 @@ _FIELDS = {
     "{}": "message['content']",
     "{round0}": "(loop.index0 // 2)",
     "{round1}": "(loop.index0 // 2 + 1)",
+    "{opens}": "('<s>' if loop.first else '')",
 }
 
 
@@ -184,7 +184,8 @@ def _joined(form: str) -> str:
 def _turns(user: str, assistant: str, last: str | None = None) -> str:
     """Return Jinja for a conversation in which all messages of a role look alike, the user's last one perhaps not.
 
-    `{}` is a message, `{round0}` and `{round1}` count the user's messages from 0 and from 1.
+    `{}` is a message, `{round0}` and `{round1}` count the user's messages from 0 and from 1, `{opens}` is `<s>` in the
+    first message.
     """
     ending = "" if last is None else "{% if loop.last %}" + _joined(last) + "{% else %}"
     each = "{% if message['role'] == 'user' %}" + _joined(user) + "{% else %}" + _joined(assistant) + "{% endif %}"
@@ -194,8 +195,12 @@ def _turns(user: str, assistant: str, last: str | None = None) -> str:
 def _wrapper(
     body: str, *stop: str, system: str | None = None, separator: str = "", case: CaseWords = CASE
 ) -> ChatTemplate:
-    """Return the wrapper that puts `separator` between the system text and `body`; its name is its key below."""
-    opening = "{% if system %}{{ system ~ " + _literal(separator) + " }}{% endif %}" if system else _NO_SYSTEM
+    """Return the wrapper that puts `separator` between the system text and `body`; its name is its key below.
+
+    `system` is the default; without one (None) the wrapper has no place for a system text.
+    """
+    has_place = system is not None
+    opening = "{% if system %}{{ system ~ " + _literal(separator) + " }}{% endif %}" if has_place else _NO_SYSTEM
     source = _OPENING + opening + body
     return ChatTemplate("", functools.partial(_filled, source, system), source, system, stop, case)
 
@@ -218,6 +223,14 @@ def _inside(user: str, assistant: str) -> str:
     return '{{ "### Instruction:" }}' + _turns(user, assistant, last="{}") + '{{ "\\n\\n### Response: " }}'
 
 
+def _chatml(system: str) -> ChatTemplate:
+    """Return ChatML as Qwen-1's code writes it: an empty system text keeps its block."""
+    opening = '{{ "<|im_start|>system\\n" ~ (system or "") ~ "<|im_end|>\\n" }}'
+    turns = _turns("<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n", "{}<|im_end|>\n")
+    source = _OPENING + opening + turns
+    return ChatTemplate("", functools.partial(_filled, source, system), source, system, ("<|im_start|>",))
+
+
 _WRAPPERS = {
     "none": _wrapper(_turns("{}", "\n{}\n\n")),
     "alpaca": _wrapper(
@@ -234,6 +247,22 @@ _WRAPPERS = {
     "baichuan": _wrapper(_turns("<reserved_102>{}<reserved_103>", "{}</s>"), "<reserved_102>"),
     "baichuan_clin": _wrapper(_turns("<reserved_102>{} <reserved_103>", "{}</s>"), "<reserved_102>"),
     "baichuan2": _wrapper(_turns("<reserved_106>{}<reserved_107>", "{}</s>"), "<reserved_106>"),
+    # As the releases' own code; `baichuan2` is CMB's worker, which ends answers with EOS.
+    "baichuan2_chat": _wrapper(_turns("<reserved_106>{}<reserved_107>", "{}"), "<reserved_106>", system=""),
+    "qwen_chat": _chatml("You are a helpful assistant."),
+    # A second <s>, written as text, opens every earlier round, and the last one where it is the only one.
+    "internlm": _wrapper(
+        _turns(
+            "<s><|User|>:{}<eoh>\n<|Bot|>:",
+            "{}<eoa>\n",
+            last="{opens}<|User|>:{}<eoh>\n<|Bot|>:",
+        ),
+        "<|User|>",
+    ),
+    "internlm_20b": _wrapper(_turns("<|User|>:{}<eoh>\n<|Bot|>:", "{}<eoa>\n"), "<|User|>"),
+    "sunsimiao": _wrapper(
+        _turns("### Instruction:\n{}\n\n### Response:\n", "{}\n\n"), "### Instruction:", system=_ALPACA
+    ),
     "bentsao": _wrapper(_turns("### 问题:\n{}\n### 回答:\n", "{}\n"), "### 问题:"),
     "bianque2": _wrapper(_turns("病人：{}\n医生：", "{}\n"), "\n病人："),
     # Rounds are counted as soon as there is more than one message.

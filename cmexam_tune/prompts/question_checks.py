@@ -1,7 +1,4 @@
-"""What is suspicious in one question, whatever else is in its file.
-
-Here and not in `quality/`, because `order.py` has to know which questions survive another order of their options.
-"""
+"""What is suspicious in one question, whatever else is in its file."""
 
 import re
 import unicodedata

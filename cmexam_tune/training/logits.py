@@ -1,7 +1,4 @@
-"""Logits only where there is a label, and the cross-entropy summed over those labels.
-
-`trainer.ExamTrainer.loss_of` divides the sum by the labels of the whole optimizer step.
-"""
+"""Logits only where there is a label, and a loss that is the mean over all labels of an optimizer step."""
 
 from typing import Any
 

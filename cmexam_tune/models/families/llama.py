@@ -1,4 +1,4 @@
-"""Decoders laid out like LLaMA: what transformers loads by itself (LLaMA, Alpaca, Vicuna, Huatuo, Qwen, GLM-4, ...)."""
+"""Decoders that transformers loads by itself: LLaMA, Alpaca, Vicuna, Huatuo, Qwen, Baichuan2, InternLM2, GLM-4, ..."""
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
@@ -70,7 +70,9 @@ class Llama(Writer):
         # A published wrapper does not write BOS; the tokenizer puts it in front, as in the authors' scripts.
         ids = functools.partial(text_ids if template.is_models_own else source_ids, tokenizer)
         return Codec(
-            lambda dialogues: ids([template.render(dialogue) for dialogue in dialogues]),
+            functools.partial(role_ids, tokenizer, template)
+            if isinstance(tokenizer, released.RoleTokenizer)
+            else lambda dialogues: ids([template.render(dialogue) for dialogue in dialogues]),
             functools.partial(target_ids, tokenizer),
             stop=template.stop,
             # The template opens the model's thinking, so that its output only closes it.
@@ -151,6 +153,13 @@ def chat_template(tokenizer: PreTrainedTokenizerBase, prompt: PromptConfig, mode
             f"{prompt.template} replaces it. Leave them out."
         )
     return prompts.template("none" if prompt.template == "auto" else prompt.template)
+
+
+def role_ids(tokenizer: released.RoleTokenizer, template: ChatTemplate, dialogues: Sequence[Dialogue]) -> list[Ids]:
+    """Return dialogues as ids in which only the template writes special tokens: those that somebody typed stay text."""
+    front: Ids = [] if template.is_models_own else source_ids(tokenizer, [""])[0]
+    rendered = [template.render(dialogue.with_texts(tokenizer.broken)) for dialogue in dialogues]
+    return [front + tokenizer.prompt_ids(text) for text in rendered]
 
 
 def text_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[Ids]:

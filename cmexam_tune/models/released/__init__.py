@@ -6,7 +6,11 @@ model types known to `AutoConfig` and `AutoModelForCausalLM`; start reading with
 What they compute was found by running the released code; docs/released.md says where each fact comes from.
 """
 
+from pathlib import Path
+from typing import Any
+
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.utils.hub import cached_file
 
 from cmexam_tune.models.released.baichuan import BaichuanConfig, BaichuanForCausalLM
 from cmexam_tune.models.released.internlm import (
@@ -16,6 +20,9 @@ from cmexam_tune.models.released.internlm import (
     InternLMForCausalLM,
 )
 from cmexam_tune.models.released.qwen1 import QWenConfig, QWenLMHeadModel
+from cmexam_tune.models.released.vocabularies import RoleTokenizer, read
+
+__all__ = ["KINDS", "NETWORKS", "RoleTokenizer", "read_tokenizer"]
 
 NETWORKS: dict[type[PreTrainedConfig], type[PreTrainedModel]] = {
     BaichuanConfig: BaichuanForCausalLM,
@@ -29,3 +36,19 @@ KINDS = frozenset(str(config.model_type) for config in NETWORKS)
 for _config, _network in NETWORKS.items():
     AutoConfig.register(str(_config.model_type), _config, exist_ok=True)
     AutoModelForCausalLM.register(_config, _network, exist_ok=True)
+
+
+def read_tokenizer(place: str, revision: str | None) -> RoleTokenizer | None:
+    """Return the tokenizer of a folder or hub name in its released files; None: it is another one.
+
+    Raises:
+        ValueError: the files are damaged.
+        OSError: the hub cannot be reached.
+    """
+    silent: Any = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_gated_repo": False}
+
+    def find(name: str) -> Path | None:
+        path = cached_file(place, name, revision=revision, **silent)
+        return None if path is None else Path(path)
+
+    return read(find)

@@ -175,7 +175,6 @@ class StepSampler(BatchSampler):
         lengths: Sequence[int],
         num_targets: Sequence[int],
         layout: Layout,
-        *,
         rank: int,
         world: int,
         mixture: Mixture | None = None,

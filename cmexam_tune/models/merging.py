@@ -33,10 +33,10 @@ def merged(loaded: Loaded) -> Loaded | None:
     if getattr(model, "is_loaded_in_4bit", False):
         return loaded
     ids = torch.tensor([loaded.tokenizer(PROBE)["input_ids"]], device=model.device)
-    apart = probabilities(model, ids)
+    apart = _probabilities(model, ids)
     try:
         model.merge_adapter(safe_merge=True)
-        moved = float((probabilities(model, ids) - apart).abs().sum(-1).max() / 2)
+        moved = float((_probabilities(model, ids) - apart).abs().sum(-1).max() / 2)
     except ValueError:
         moved = math.inf
     if moved <= TOLERANCE:
@@ -45,7 +45,6 @@ def merged(loaded: Loaded) -> Loaded | None:
     return None
 
 
-def probabilities(model: Any, ids: torch.Tensor) -> torch.Tensor:
-    """Return float32 probabilities [batch, length, vocabulary] of the next token."""
+def _probabilities(model: Any, ids: torch.Tensor) -> torch.Tensor:
     with inference(model):
         return torch.softmax(model(input_ids=ids).logits.float(), dim=-1)

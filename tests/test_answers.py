@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import released
+import real_data
 
 from cmexam_tune.core.schema import Question
 from cmexam_tune.evaluation import answer_parsing
@@ -149,7 +149,7 @@ def test_explanation(text, explanation):
     assert answer_parsing.split_explanation(text) == explanation
 
 
-REAL = released.find("val.csv")
+REAL = real_data.find("val.csv")
 
 
 @pytest.mark.skipif(not REAL.exists(), reason="the real CMExam validation file is not on this machine")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from modelkit import SHARED, question, questions
+from kit import SHARED, question, questions
 
 from cmexam_tune import prompts
 from cmexam_tune.config import PromptConfig

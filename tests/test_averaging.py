@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from modelkit import make_config, questions
+from kit import make_config, questions
 from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -3,12 +3,12 @@
 import csv
 
 import pytest
-import released
+import real_data
 
 from cmexam_tune.core.schema import Question, letters
 from cmexam_tune.report import baselines
 
-VAL = released.find("val.csv")
+VAL = real_data.find("val.csv")
 
 
 def question(number, answer, options="ABCDE"):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import train_helpers
+import training_kit
 
 torch = pytest.importorskip("torch")
 
@@ -96,14 +96,14 @@ METHODS: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("batches")
-    train_helpers.questions(folder / "train.jsonl", 7)
+    training_kit.questions(folder / "train.jsonl", 7)
     for name in FAMILIES:
         tiny.build(name, folder / name, hidden=32, layers=2)
     return folder
 
 
 def prepared(folder: Path, name: str, method: str) -> tuple[config.Config, Any, Loaded, list[Any]]:
-    settings = train_helpers.recipe(
+    settings = training_kit.recipe(
         folder, tuning=METHODS[method], model__family=name.rstrip("2"), model__model_name_or_path=str(folder / name)
     )
     family, tuning = run.parts(settings)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from modelkit import SHARED, checkpoint, make_config, question, questions
+from kit import SHARED, checkpoint, make_config, question, questions
 from torch.nn import functional
 from transformers import RobertaConfig, RobertaModel
 

@@ -3,12 +3,12 @@
 import json
 
 import pytest
-import released
+import real_data
 
 from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.evaluation import breakdowns, grading
 
-ANSWERS = released.find("CMB-test-choice-answer.json")
+ANSWERS = real_data.find("CMB-test-choice-answer.json")
 
 
 def grade(rows):

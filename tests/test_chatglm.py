@@ -13,7 +13,7 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch = pytest.importorskip("torch")
 
-import modelkit
+import kit
 from safetensors.torch import load_file, save_file
 
 from cmexam_tune import prompts
@@ -381,7 +381,7 @@ def test_unusable_arguments_are_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_text("IQ== 0\n")
     with pytest.raises(UserError, match="not a sentencepiece model"):
         chatglm.load_tokenizer(tmp_path)
-    folder = modelkit.checkpoint("chatglm")
+    folder = kit.checkpoint("chatglm")
     with pytest.raises(ConfigError, match=r"model\.config\.hidden_sizes: .*did you mean 'hidden_size'"):
         CHATGLM.load(ModelConfig("chatglm", folder, config={"hidden_sizes": 3}))
     with pytest.raises(ConfigError, match="has no head"):
@@ -435,7 +435,7 @@ def test_training_layout_and_labels(release: Any) -> None:
     loaded: Loaded = release.loaded
     tok: Any = loaded.tokenizer
     prompt = PromptConfig("answer", 300, 20)
-    question = modelkit.question(1, answer="B")
+    question = kit.question(1, answer="B")
     row = CHATGLM.encode(loaded, [question], prompt, ModelConfig("chatglm", "")).rows[0]
     ids, labels = row["input_ids"], row["labels"]
     kept = [i for i in labels if i != -100]
@@ -471,7 +471,7 @@ def test_training_layout_and_labels(release: Any) -> None:
 def test_packed_loss_equals_padded_loss(release: Any) -> None:
     loaded = release.loaded
     prompt = PromptConfig("answer", 300, 20)
-    rows = CHATGLM.encode(loaded, modelkit.questions(6), prompt, ModelConfig("chatglm", "")).rows
+    rows = CHATGLM.encode(loaded, kit.questions(6), prompt, ModelConfig("chatglm", "")).rows
     padded = CHATGLM.collate(loaded, [[row] for row in rows])
     packed = CHATGLM.collate(loaded, [rows[:2], rows[2:]])
     # Without a mask attention is causal, which the fast kernels do by themselves; ChatGLM-6B's context is not.
@@ -480,22 +480,22 @@ def test_packed_loss_equals_padded_loss(release: Any) -> None:
 
 
 def test_every_way_of_answering(release: Any) -> None:
-    questions = modelkit.questions(4)
+    questions = kit.questions(4)
     model = {"family": "chatglm", "model_name_or_path": str(release.folder)}
     for mode in ("generate", "constrained", "likelihood"):
-        config = modelkit.make_config("chatglm", model=model, generation={"mode": mode}, prompt__max_target_length=8)
+        config = kit.make_config("chatglm", model=model, generation={"mode": mode}, prompt__max_target_length=8)
         got = {p.question_id: p for p in CHATGLM.answer(release.loaded, questions, config)}
         assert set(got) == {q.id for q in questions}
         if mode != "generate":
             assert all(got[q.id].answer for q in questions)
-        alone = modelkit.make_config(
+        alone = kit.make_config(
             "chatglm", model=model, generation={"mode": mode, "batch_size": 1}, prompt__max_target_length=8
         )
         assert {p.question_id: p for p in CHATGLM.answer(release.loaded, questions, alone)} == got
 
 
 def test_embedding_must_hold_the_tokenizer(tmp_path: Path) -> None:
-    shutil.copytree(modelkit.checkpoint("chatglm2"), tmp_path / "m")
+    shutil.copytree(kit.checkpoint("chatglm2"), tmp_path / "m")
     state = load_file(tmp_path / "m" / "model.safetensors")
     for name in ("transformer.embedding.word_embeddings.weight", "transformer.output_layer.weight"):
         state[name] = state[name][:100].clone()
@@ -509,7 +509,7 @@ def test_embedding_must_hold_the_tokenizer(tmp_path: Path) -> None:
 def test_glm4_in_transformers_own_layout(tmp_path: Path) -> None:
     from transformers import AutoTokenizer, GlmConfig, GlmForCausalLM
 
-    tokenizer = AutoTokenizer.from_pretrained(modelkit.checkpoint("llama"))
+    tokenizer = AutoTokenizer.from_pretrained(kit.checkpoint("llama"))
     tokenizer.save_pretrained(tmp_path)
     config = GlmConfig(
         vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
@@ -517,16 +517,14 @@ def test_glm4_in_transformers_own_layout(tmp_path: Path) -> None:
     )  # fmt: skip
     GlmForCausalLM(config).save_pretrained(tmp_path)
     loaded = CHATGLM.load(ModelConfig("chatglm", str(tmp_path)))
-    rows = CHATGLM.encode(
-        loaded, modelkit.questions(2), PromptConfig("answer", 300, 30), ModelConfig("chatglm", "")
-    ).rows
+    rows = CHATGLM.encode(loaded, kit.questions(2), PromptConfig("answer", 300, 30), ModelConfig("chatglm", "")).rows
     batch = CHATGLM.collate(loaded, [[row] for row in rows])
     tuned = ptuning.attach(loaded.model, CHATGLM, ptuning.Settings(3))
     tuned(**batch).loss.backward()
     assert float(encoder_of(tuned).embedding.weight.grad.abs().max()) > 0
 
 
-REAL = modelkit.SHARED / "golden" / "tokenizers"
+REAL = kit.SHARED / "golden" / "tokenizers"
 
 
 @pytest.mark.skipif(not REAL.exists(), reason=f"the original sentencepiece models are not in {REAL}")
@@ -545,7 +543,7 @@ def test_thousands_of_questions_are_encoded_in_seconds(cls: Any) -> None:
 
 def test_the_first_release_has_stop_strings_and_memory() -> None:
     """`auto` is resolved to its rounds: it ends where it would open the next one, and earlier turns are asked."""
-    config = modelkit.make_config("chatglm")
+    config = kit.make_config("chatglm")
     loaded = CHATGLM.load(config.model)
     codec = CHATGLM.codec(loaded.tokenizer, config.prompt, config.model)
     assert codec.stop == ("[Round ",) and codec.remembers

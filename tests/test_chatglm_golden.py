@@ -11,7 +11,7 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch = pytest.importorskip("torch")
 
-from modelkit import make_config
+from kit import make_config
 from safetensors.torch import load_file, save_file
 
 from cmexam_tune import prompts

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-import released
+import real_data
 
 from cmexam_tune import check, preprocess
 from cmexam_tune.core import cli, jsonl, normalise
@@ -190,7 +190,7 @@ def test_known_errors_of_cmb():
 
 @needs_data
 def test_errata_are_those_of_the_released_answers():
-    answers = json.loads(released.find("CMB-test-choice-answer.json").read_text("utf-8"))
+    answers = json.loads(real_data.find("CMB-test-choice-answer.json").read_text("utf-8"))
     known = {one.name: set(one.ids) for one in errata.errata()}
     assert known["cmb-test-unsorted"] == {x["id"] for x in answers if "".join(sorted(x["answer"])) != x["answer"]}
     several = [x for x in answers if x["question_type"] == "多项选择题"]

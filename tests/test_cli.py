@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import guides
+import docs_commands
 import pytest
 
 from cmexam_tune import __main__
@@ -160,7 +160,7 @@ def test_help_is_the_docstrings(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("name", __main__.PROGRAMS)
 def test_every_flag_is_explained(name: str) -> None:
     """By its line in a docstring: nothing else says what a flag does."""
-    with guides.parsing_only(empty=True), pytest.raises(guides.Parsed) as stopped:
+    with docs_commands.parsing_only(empty=True), pytest.raises(docs_commands.Parsed) as stopped:
         importlib.import_module(f"cmexam_tune.{name}").main([])
     assert [action.dest for action in stopped.value.parser._actions if len(action.help or "") < 8] == []
 

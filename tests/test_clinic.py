@@ -9,7 +9,7 @@ from typing import Any
 
 import openpyxl
 import pytest
-import released
+import real_data
 from fake_openai import Fault, Said, serving
 from scipy import stats
 from sklearn.metrics import cohen_kappa_score
@@ -35,7 +35,7 @@ from cmexam_tune.prompts import chat_template, dialogue, template
 
 SAMPLE = Path(__file__).resolve().parents[1] / "cmexam_tune" / "sample" / "cmb" / "clin.json"
 SHARED = Path(__file__).resolve().parents[2] / "shared"
-REAL, GOLDEN = released.find("CMB-Clin-qa.json"), SHARED / "golden" / "scorers" / "cmb_prompts.json"
+REAL, GOLDEN = real_data.find("CMB-Clin-qa.json"), SHARED / "golden" / "scorers" / "cmb_prompts.json"
 GOOD = {"fluency": 5, "relevance": 4, "completeness": 3, "proficiency": 4}
 CASES = [
     Case("0", "甲", "病史。", (Turn("诊断？", "阑尾炎。"), Turn("治疗？", "手术。"))),

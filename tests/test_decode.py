@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from modelkit import checkpoint, make_config, question, questions
+from kit import checkpoint, make_config, question, questions
 from transformers import GenerationConfig
 
 from cmexam_tune import prompts

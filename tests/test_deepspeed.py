@@ -7,10 +7,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import forked
+import forked_programs
 import pytest
-import train_helpers
-from train_helpers import losses, weights
+import training_kit
+from training_kit import losses, weights
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("deepspeed")
@@ -23,7 +23,7 @@ from cmexam_tune.training.run_directory import run as runs
 
 def launch(launcher: list[str], recipe: Path, out: Path, *overrides: str) -> runs.Run:
     command = [*launcher, "--config", str(recipe), f"out={out}", *overrides]
-    environment = train_helpers.ENVIRONMENT
+    environment = training_kit.ENVIRONMENT
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400, cwd=out.parent)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
     return runs.open_run(out)
@@ -31,7 +31,7 @@ def launch(launcher: list[str], recipe: Path, out: Path, *overrides: str) -> run
 
 def two(recipe: Path, out: Path, *overrides: str) -> runs.Run:
     """Train on two processes."""
-    for process in forked.group("train", ["--config", str(recipe), f"out={out}", *overrides]):
+    for process in forked_programs.group("train", ["--config", str(recipe), f"out={out}", *overrides]):
         code, said, noted = process.wait()
         assert code == 0, (said + noted)[-4000:]
     return runs.open_run(out)
@@ -39,12 +39,12 @@ def two(recipe: Path, out: Path, *overrides: str) -> runs.Run:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train_helpers.world(tmp_path_factory.mktemp("deepspeed"), count=15)
+    return training_kit.world(tmp_path_factory.mktemp("deepspeed"), count=15)
 
 
 def experiment(folder: Path, name: str, **changes: Any) -> Path:
     path = folder / f"{name}.yaml"
-    settings = train_helpers.recipe(
+    settings = training_kit.recipe(
         folder,
         **{"training__save_steps": 100, "training__global_batch_size": 7, "tuning__lora_dropout": 0.0, **changes},
     )
@@ -67,9 +67,9 @@ def alone(folder: Path) -> runs.Run:
 def test_two_processes_learn_what_one_learns(folder: Path, alone: runs.Run, name: str) -> None:
     recipe, out = folder / "alone.yaml", folder / name
     if name == "torchrun":
-        run = launch(train_helpers.torchrun(), recipe, out)
+        run = launch(training_kit.torchrun(), recipe, out)
     elif name == "python-zero2":
-        process = forked.Program("train", ["--config", str(recipe), f"out={out}", "training.deepspeed=zero2"])
+        process = forked_programs.Program("train", ["--config", str(recipe), f"out={out}", "training.deepspeed=zero2"])
         assert process.wait()[0] == 0
         run = runs.open_run(out)
     else:
@@ -86,8 +86,8 @@ def test_two_processes_learn_what_one_learns(folder: Path, alone: runs.Run, name
 
 @pytest.mark.skipif(shutil.which("numactl") is None, reason="the deepspeed launcher wants numactl on a CPU")
 def test_deepspeed_launcher(folder: Path, alone: runs.Run) -> None:
-    words = f"--num_gpus 2 --master_port {train_helpers.free_port()} --module cmexam_tune.train"
-    launcher = [str(train_helpers.BIN / "deepspeed"), *words.split()]
+    words = f"--num_gpus 2 --master_port {training_kit.free_port()} --module cmexam_tune.train"
+    launcher = [str(training_kit.BIN / "deepspeed"), *words.split()]
     run = launch(launcher, folder / "alone.yaml", folder / "launcher", "training.deepspeed=zero2")
     assert losses(run) == pytest.approx(losses(alone), rel=1e-5)
 
@@ -163,7 +163,7 @@ def half(folder: Path, stage: str, **changes: Any) -> dict[str, Any]:
     """Train two steps in bfloat16 on two processes, load the best checkpoint, and return what was saved."""
     values = {**HALF, "data__validation": [str(folder / "val.jsonl")], **changes}
     path = folder / f"half_{stage}.yaml"
-    path.write_text(config.dump_config(train_helpers.recipe(folder, **values)), encoding="utf-8")
+    path.write_text(config.dump_config(training_kit.recipe(folder, **values)), encoding="utf-8")
     run = two(path, folder / f"half_{stage}", f"training.deepspeed={stage}")
     assert (run.path / "checkpoint-1").is_dir()
     return weights(run)
@@ -180,7 +180,7 @@ def test_adapter_keeps_the_optimizers_float32(folder: Path) -> None:
     shutil.rmtree(out / "adapter")
     (out / "trainer_state.json").unlink()
     again = ["--config", str(out / "config.yaml"), "training.deepspeed=zero2"]
-    code, _, noted = forked.Program("train", again).wait()
+    code, _, noted = forked_programs.Program("train", again).wait()
     assert code == 2 and "was saved by 2 processes and this command has 1" in noted
     assert (out / "checkpoint-2").is_dir() and not (out / "adapter").exists()
 

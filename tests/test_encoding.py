@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import train_helpers
+import training_kit
 
 pytest.importorskip("torch")
 
@@ -29,12 +29,12 @@ World = tuple[config.Config, Family, Loaded, QuestionFiles]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train_helpers.world(tmp_path_factory.mktemp("encoding"), count=60)
+    return training_kit.world(tmp_path_factory.mktemp("encoding"), count=60)
 
 
 @pytest.fixture
 def world(folder: Path) -> World:
-    recipe = train_helpers.recipe(folder)
+    recipe = training_kit.recipe(folder)
     family = run.parts(recipe)[0]
     return recipe, family, family.load(recipe.model), QuestionFiles((str(folder / "train.jsonl"),))
 
@@ -74,7 +74,7 @@ def test_in_parallel_it_is_the_same(folder: Path, world: World, tmp_path: Path, 
     limits = {"prompt__max_source_length": 55, "prompt__max_target_length": 60}
     found = []
     for workers in (1, 2, 3, 7):
-        recipe = train_helpers.recipe(folder, data__num_workers=workers, **limits)
+        recipe = training_kit.recipe(folder, data__num_workers=workers, **limits)
         monkeypatch.setattr(encoding, "PART", 9)
         monkeypatch.setattr(encoding, "CHUNK", 4)
         seen = tmp_path / f"seen{workers}"

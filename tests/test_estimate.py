@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import train_helpers
+import training_kit
 
 torch = pytest.importorskip("torch")
 
@@ -29,7 +29,7 @@ CASES = [("llama", "lora"), ("llama", "ptuning"), ("llama", "full"), ("chatglm",
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = train_helpers.world(tmp_path_factory.mktemp("estimate"))
+    folder = training_kit.world(tmp_path_factory.mktemp("estimate"))
     for name in ("chatglm", "chatglm2", "bert"):
         tiny.build(name, folder / name, hidden=32, layers=2)
     return folder
@@ -43,7 +43,7 @@ def test_counts_are_those_of_the_loaded_model(folder: Path, family: str, method:
     }  # fmt: skip
     if family == "bert":
         changes["model__head"] = "choice"
-    settings = train_helpers.recipe(folder, **changes)
+    settings = training_kit.recipe(folder, **changes)
     questions = question_files(settings)[0]
     found = estimate.dry_run(settings, questions)
     module, tuning = runs.parts(settings)
@@ -58,7 +58,7 @@ def test_counts_are_those_of_the_loaded_model(folder: Path, family: str, method:
 
 
 def test_measured_run_has_the_estimated_steps_tokens_and_padding(folder: Path) -> None:
-    settings = train_helpers.recipe(folder, out=str(folder / "measured"), training__include_num_input_tokens_seen=True)
+    settings = training_kit.recipe(folder, out=str(folder / "measured"), training__include_num_input_tokens_seen=True)
     found = estimate.dry_run(settings, question_files(settings)[0])
     run = train(settings)
     last = [entry for entry in run.log if "loss" in entry][-1]
@@ -69,9 +69,9 @@ def test_measured_run_has_the_estimated_steps_tokens_and_padding(folder: Path) -
 
 def test_hours_are_of_the_right_size(tmp_path: Path) -> None:
     """A model large enough for matrix products to rule: measured within a factor of four."""
-    train_helpers.questions(tmp_path / "train.jsonl", 12)
+    training_kit.questions(tmp_path / "train.jsonl", 12)
     tiny.build("llama", tmp_path / "llama", hidden=256, layers=4)
-    settings = train_helpers.recipe(
+    settings = training_kit.recipe(
         tmp_path, training__save_strategy="no", training__num_train_epochs=1,
         training__per_device_train_batch_size=6,
     )  # fmt: skip
@@ -82,7 +82,7 @@ def test_hours_are_of_the_right_size(tmp_path: Path) -> None:
 
 def test_memory_by_stage(folder: Path, tmp_path: Path) -> None:
     """ZeRO-2 shares out Adam's eight bytes for each trained parameter and its gradient's four; buffers come on top."""
-    settings = train_helpers.recipe(folder, tuning=METHODS["full"])
+    settings = training_kit.recipe(folder, tuning=METHODS["full"])
     module, tuning = runs.parts(settings)
     questions = question_files(settings)[0]
     loaded = module.load(settings.model, questions)
@@ -121,13 +121,13 @@ train(sys.argv[1])
 
 def test_buffers_are_those_that_deepspeed_holds(folder: Path, tmp_path: Path) -> None:
     """Measured in DeepSpeed's own optimizer, in a process of its own."""
-    settings = train_helpers.recipe(
+    settings = training_kit.recipe(
         folder, out=str(tmp_path / "zero2"), tuning=METHODS["full"], training__deepspeed="zero2", training__max_steps=1
     )
     path = tmp_path / "zero2.yaml"
     path.write_text(config.dump_config(settings), encoding="utf-8")
     command = [sys.executable, "-c", LOOK, str(path)]
-    done = subprocess.run(command, env=train_helpers.ENVIRONMENT, capture_output=True, text=True)
+    done = subprocess.run(command, env=training_kit.ENVIRONMENT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     module, _ = runs.parts(settings)
     model: Any = module.load(settings.model, device="meta").model
@@ -158,15 +158,15 @@ else:
 @pytest.mark.parametrize("method", ["lora", "full"])
 def test_host_memory_is_what_is_measured(tmp_path: Path, method: str) -> None:
     """158 million parameters, 630 MB of weights, on the CPU: the peak of a whole training is within 20 %."""
-    train_helpers.questions(tmp_path / "train.jsonl", 12)
+    training_kit.questions(tmp_path / "train.jsonl", 12)
     tiny.build("llama", tmp_path / "llama", hidden=1024, layers=8, vocab=32000)
-    settings = train_helpers.recipe(tmp_path, tuning=METHODS[method], training__max_steps=2)
+    settings = training_kit.recipe(tmp_path, tuning=METHODS[method], training__max_steps=2)
     path = tmp_path / "recipe.yaml"
     path.write_text(config.dump_config(settings), encoding="utf-8")
     found = []
     for what in ("dry", "run"):
         command = [sys.executable, "-c", PEAK, what, str(path)]
-        done = subprocess.run(command, env=train_helpers.ENVIRONMENT, capture_output=True, text=True, check=True)
+        done = subprocess.run(command, env=training_kit.ENVIRONMENT, capture_output=True, text=True, check=True)
         found.append(int(done.stdout.split()[-1]))
     print(f"{method}: foreseen {found[0] / 2**20:.0f} MiB, measured {found[1] / 2**20:.0f} MiB")
     assert found[0] == pytest.approx(found[1], rel=0.2)
@@ -174,7 +174,7 @@ def test_host_memory_is_what_is_measured(tmp_path: Path, method: str) -> None:
 
 def test_host_memory_on_cards(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No process holds the model, but where an adapter is merged for ZeRO-3; what is offloaded is shared out."""
-    settings = train_helpers.recipe(folder, training__use_cpu=False)
+    settings = training_kit.recipe(folder, training__use_cpu=False)
     model: Any = runs.parts(settings)[0].load(settings.model, device="meta").model.requires_grad_(False)
     size, needed = sum(p.numel() * p.element_size() for p in model.parameters()), dict.fromkeys(estimate.STAGES, 0)
     card = arguments.Card("A800", cuda=True, bf16=True)
@@ -191,7 +191,7 @@ def test_host_memory_on_cards(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_program_prints_it_without_writing(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    settings = train_helpers.recipe(folder, out=str(tmp_path / "dry"))
+    settings = training_kit.recipe(folder, out=str(tmp_path / "dry"))
     path = tmp_path / "recipe.yaml"
     path.write_text(config.dump_config(settings), encoding="utf-8")
     program.main(["--config", str(path), "--dry-run"])

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from modelkit import questions
+from kit import questions
 
 from cmexam_tune.core import jsonl
 from cmexam_tune.core.errors import DataError, UserError

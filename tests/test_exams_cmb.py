@@ -5,7 +5,7 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-import released
+import real_data
 
 from cmexam_tune.core.errors import DataError
 from cmexam_tune.core.schema import Question
@@ -200,18 +200,18 @@ def test_the_released_files():
     questions, _ = read(DATA / "cmb_single90.json")
     assert len(questions) == 90 and sum(len(q.options) == 4 for q in questions) == 8
     assert any("尿" in q.options.values() for q in questions)
-    cases = list(cmb.read_clin(released.find("CMB-Clin-qa.json")))
+    cases = list(cmb.read_clin(real_data.find("CMB-Clin-qa.json")))
     assert (len(cases), sum(len(case.turns) for case in cases)) == (74, 208)
 
 
 @needs_data
 def test_every_released_answer_joins(tmp_path):
-    answers = json.loads(released.find("CMB-test-choice-answer.json").read_text(encoding="utf-8"))
+    answers = json.loads(real_data.find("CMB-test-choice-answer.json").read_text(encoding="utf-8"))
     items = [
         {**{k: v for k, v in a.items() if k != "answer"}, "question": "q", "option": dict.fromkeys("ABCDEF", "x")}
         for a in answers
     ]
-    questions, told = read(put(tmp_path / "t.json", items), released.find("CMB-test-choice-answer.json"))
+    questions, told = read(put(tmp_path / "t.json", items), real_data.find("CMB-test-choice-answer.json"))
     assert len(questions) == 11_200
     assert {t.reason: t.row for t in told} == {"answer letters sorted": 5444} and len(told) == 4
     assert sum(q.kind == "multiple" for q in questions) == 1190

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from jinja2 import TemplateError
-from modelkit import checkpoint, make_config, questions
+from kit import checkpoint, make_config, questions
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 

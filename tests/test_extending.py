@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-import train_helpers
+import training_kit
 import yaml
 
 from cmexam_tune.__main__ import main
@@ -47,9 +47,9 @@ def test_the_page_has_one_of_each() -> None:
 
 def test_a_method_and_a_family_of_a_stranger(lab: Path) -> None:
     """Trained, predicted with and exported; LLaMA's norms change and nothing else does."""
-    train_helpers.world(lab)
+    training_kit.world(lab)
     config = lab / "experiment.yaml"
-    values = train_helpers.recipe(lab, training__max_steps=2).to_dict()
+    values = training_kit.recipe(lab, training__max_steps=2).to_dict()
     config.write_text(yaml.safe_dump({**values, "tuning": {"method": "full"}}, allow_unicode=True), encoding="utf-8")
     words = ["tuning.method=my_lab.norms", "tuning.final=false", "model.family=my_lab.ward"]
     assert not main(["train", "--config", str(config), *words])

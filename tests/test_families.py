@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from modelkit import checkpoint, make_config, question, questions
+from kit import checkpoint, make_config, question, questions
 from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM, T5Config, T5ForConditionalGeneration
 

@@ -4,7 +4,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from modelkit import question
+from kit import question
 
 from cmexam_tune import prompts
 from cmexam_tune.core.schema import Question

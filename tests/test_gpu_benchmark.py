@@ -6,17 +6,17 @@ import sys
 from pathlib import Path
 
 import pytest
-import train_helpers
+import training_kit
 
 torch = pytest.importorskip("torch")
 
-sys.path.insert(0, str(train_helpers.ROOT / "benchmarks"))
+sys.path.insert(0, str(training_kit.ROOT / "benchmarks"))
 import gpu
 
 from cmexam_tune.train import question_files
 from cmexam_tune.training import estimate
 
-PROGRAM = train_helpers.ROOT / "benchmarks" / "gpu.py"
+PROGRAM = training_kit.ROOT / "benchmarks" / "gpu.py"
 # LLaMA-7B: arXiv 2302.13971 (6.7B) and the sum of its checkpoint's tensors. ChatGLM-6B: of its checkpoint's.
 PUBLISHED = {"llama_lora_bf16": 6_738_415_616, "chatglm_ptuning_bf16": 6_173_286_400}
 TRAINED = {"llama_lora_bf16": 32 * 2 * 8 * (4096 + 4096), "chatglm_ptuning_bf16": 128 * 28 * 2 * 4096}
@@ -79,7 +79,7 @@ def test_models_have_the_published_sizes(job: dict, monkeypatch: pytest.MonkeyPa
 def test_every_check_runs_on_a_cpu(tmp_path: Path) -> None:
     command = ["bash", str(PROGRAM.with_suffix(".sh")), "--device", "cpu", "--tiny", "--json", str(tmp_path / "g.json"),
                "--markdown", str(tmp_path / "g.md")]  # fmt: skip
-    environment = {**train_helpers.ENVIRONMENT, "PYTHON": sys.executable}
+    environment = {**training_kit.ENVIRONMENT, "PYTHON": sys.executable}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((tmp_path / "g.json").read_text(encoding="utf-8"))

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import train_helpers
+import training_kit
 
 torch = pytest.importorskip("torch")
 
@@ -88,7 +88,7 @@ def test_question_without_label_is_refused_before_the_first_step() -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train_helpers.world(tmp_path_factory.mktemp("guards"), count=12)
+    return training_kit.world(tmp_path_factory.mktemp("guards"), count=12)
 
 
 @pytest.mark.parametrize(("value", "words"), [(NAN, "loss is nan"), (0.0, "exactly 0")])
@@ -104,7 +104,7 @@ def test_run_stops_after_saving(folder: Path, monkeypatch: pytest.MonkeyPatch, v
 
     monkeypatch.setattr(logits.LabelLogits, "loss", broken)
     out = folder / f"stop_{value}"
-    settings = train_helpers.recipe(folder, out=str(out), training__save_steps=100)
+    settings = training_kit.recipe(folder, out=str(out), training__save_steps=100)
     with pytest.raises(TrainingStopped, match=words) as stopped:
         train(settings)
     assert "step 3, questions q:" in str(stopped.value)
@@ -117,7 +117,7 @@ def test_run_stops_after_saving(folder: Path, monkeypatch: pytest.MonkeyPatch, v
 def test_unreadable_adapter_is_noticed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cmexam_tune.models.adapters.lora.LoRA.load", lambda self, model, path: None)
     with pytest.raises(TrainingStopped, match="gives other logits"):
-        train(train_helpers.recipe(folder, out=str(folder / "unread"), training__learning_rate=1e-2))
+        train(training_kit.recipe(folder, out=str(folder / "unread"), training__learning_rate=1e-2))
     assert not (folder / "unread" / "adapter").exists()
 
 
@@ -148,13 +148,13 @@ def test_bf16_on_v100_is_refused() -> None:
 
 
 def test_harmful_settings_are_named(folder: Path) -> None:
-    risky = train_helpers.recipe(
+    risky = training_kit.recipe(
         folder, tuning={"method": "ptuning", "num_virtual_tokens": 4}, training__learning_rate=2e-2
     )
     fp16: Any = SimpleNamespace(fp16=True)
     said = arguments.harmful_settings(risky.training, "ptuning", fp16, torch.nn.Linear(2, 2, dtype=torch.float16))
     assert any("float16" in line for line in said)
     assert any("0.02 with P-tuning in fp16" in line for line in said)
-    calm = train_helpers.recipe(folder)
+    calm = training_kit.recipe(folder)
     bf16: Any = SimpleNamespace(fp16=False)
     assert arguments.harmful_settings(calm.training, "lora", bf16, torch.nn.Linear(2, 2)) == []

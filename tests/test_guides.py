@@ -1,6 +1,6 @@
 """Every command of every document runs as it stands, or says what it needs and is parsed by its own program.
 
-In a folder with the shipped sample under the exams' file names, bash reads each page's blocks (`bridge.py`). What
+In a folder with the shipped sample under the exams' file names, bash reads each page's blocks (`shell_stubs.py`). What
 readers can run only with weights or a server says so in a comment, and gets a tiny model or a small server here; what
 needs a card, the network or minutes is parsed only. Long pages run with `-m slow`, then with all the steps they ask
 for.
@@ -14,13 +14,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import bridge
-import modelkit
-import pages
+import docs_blocks
+import kit
 import pytest
+import shell_stubs
+from docs_blocks import ROOT
+from docs_commands import KEY, Reader, check_names, known_keys, parse_command
 from fake_openai import serving
-from guides import KEY, Reader, check_names, known_keys, parse_command
-from pages import ROOT
 
 pytest.importorskip("torch")
 
@@ -37,8 +37,8 @@ FILES = {".yaml", ".json", ".jsonl", ".safetensors", ".bin", ".csv", ".md"}
 LONG = {"README.md", "docs/quickstart.md", "docs/recipes.md", "lora/README.md", "ptuning/README.md"}
 RUN = [
     pytest.param(page, id=name, marks=[pytest.mark.slow] if name in LONG else [])
-    for page, name in zip(pages.PAGES, pages.NAMES, strict=True)
-    if pages.shell(page) and ".zh." not in name
+    for page, name in zip(docs_blocks.PAGES, docs_blocks.NAMES, strict=True)
+    if docs_blocks.shell(page) and ".zh." not in name
 ]
 
 
@@ -112,7 +112,7 @@ def make_files(folder: Path) -> None:
 
 def make_run(folder: Path, recipe: str, out: str) -> None:
     """Train a tiny model for one step."""
-    model = modelkit.checkpoint(config.load_config(recipe).model.family, hidden=32, layers=2)
+    model = kit.checkpoint(config.load_config(recipe).model.family, hidden=32, layers=2)
     changes = [
         f"model.model_name_or_path={model}", f"out={folder / out}", f"data.train={folder / 'train.questions.jsonl'}",
         "data.validation=[]", "training.max_steps=1", "training.eval_strategy=no", "training.save_strategy=no",
@@ -131,15 +131,15 @@ RUNS = {
 @pytest.fixture
 def world(page: Path, shared: Path, tmp_path: Path) -> Iterator[Path]:
     """A folder for one page: what it speaks of and does not make itself."""
-    text = "\n".join(pages.shell(page))
+    text = "\n".join(docs_blocks.shell(page))
     made = tuple(re.findall(r"(?:--out |--output_dir |\bout=)([\w./-]+)", text))
     for name in ("cmexam_tune", "recipes", "ptuning", "lora", "preprocess", "benchmarks", "Makefile"):
         (tmp_path / name).symlink_to(ROOT / name)
-    for block in pages.blocks(page):
+    for block in docs_blocks.blocks(page):
         if named := re.match(r"# (my_\w+[/.][\w/.]+).*\n", block.text):
             (tmp_path / named[1]).parent.mkdir(exist_ok=True)
             (tmp_path / named[1]).write_text(block.text, encoding="utf-8")
-    bridge.install(tmp_path)
+    shell_stubs.install(tmp_path)
     for source in sorted(shared.rglob("*")):
         place = source.relative_to(shared)
         if source.is_file() and not str(place).startswith((*made, *RUNS)):
@@ -164,8 +164,8 @@ def says(body: dict[str, Any], count: int) -> str:
 def script(page: Path) -> str:
     """Return a page's shell blocks as one script in which every command knows what it needs."""
     lines, last = [], ""
-    for block in pages.shell(page):
-        for line, wanted in pages.marked(block):
+    for block in docs_blocks.shell(page):
+        for line, wanted in docs_blocks.marked(block):
             if (words := ",".join(sorted(wanted))) != last:
                 lines.append(f"export NEEDS='{words}'")
                 last = words
@@ -182,33 +182,33 @@ def test_a_page_runs(page: Path, world: Path, request: pytest.FixtureRequest) ->
     whole = request.config.option.markexpr == "slow"
     with serving(says) as server:
         reader = Reader(world, server.url, whole)
-        done = bridge.run(script(page), world, reader.call)
+        done = shell_stubs.run(script(page), world, reader.call)
     assert done.returncode == 0, f"{reader.ran[-1:]}\n{done.stdout}"
     assert reader.ran
 
 
-@pytest.mark.parametrize("page", pages.PAGES, ids=pages.NAMES)
+@pytest.mark.parametrize("page", docs_blocks.PAGES, ids=docs_blocks.NAMES)
 def test_a_page_names_what_exists(page: Path) -> None:
     """Commands and keys in blocks, sentences and tables; a block says its language."""
-    assert {block.language for block in pages.blocks(page)} <= pages.LANGUAGES
+    assert {block.language for block in docs_blocks.blocks(page)} <= docs_blocks.LANGUAGES
     text = page.read_text(encoding="utf-8")
     assert not re.search(r"^ {4,}(cmexam-tune|python|bash|make|torchrun) ", text, re.MULTILINE), "no fence"
-    for command, _ in pages.commands(page):
-        check_names([word for word in pages.split(command) if not re.match(r"\w+=", word)])
-    for span in pages.inline(page):
+    for command, _ in docs_blocks.commands(page):
+        check_names([word for word in docs_blocks.split(command) if not re.match(r"\w+=", word)])
+    for span in docs_blocks.inline(page):
         first, *more = span.split()
         if first in ("python", "bash", "make", "torchrun", "deepspeed", "cmexam-tune"):
-            check_names(pages.split(span))
+            check_names(docs_blocks.split(span))
         elif first in __main__.PROGRAMS and (" --" in span or "..." in span):
-            check_names(["cmexam-tune", *pages.split(span)])
+            check_names(["cmexam-tune", *docs_blocks.split(span)])
         elif KEY.fullmatch(first.partition("=")[0]) and Path(first).suffix not in FILES:
             assert {word.partition("=")[0] for word in (first, *more) if KEY.match(word)} <= known_keys(), span
 
 
-@pytest.mark.parametrize("page", [page for page in pages.PAGES if "```yaml" in page.read_text("utf-8")],
+@pytest.mark.parametrize("page", [page for page in docs_blocks.PAGES if "```yaml" in page.read_text("utf-8")],
                          ids=lambda page: str(page.relative_to(ROOT)))  # fmt: skip
 def test_a_config_on_a_page_can_be_read(page: Path, tmp_path: Path) -> None:
-    for number, block in enumerate(block for block in pages.blocks(page) if block.language == "yaml"):
+    for number, block in enumerate(block for block in docs_blocks.blocks(page) if block.language == "yaml"):
         (tmp_path / f"{number}.yaml").write_text(block.text, encoding="utf-8")
         made = config.load_config(tmp_path / f"{number}.yaml")
         if "explain" in made.prompt.style:  # room for what it asks for
@@ -223,7 +223,7 @@ def test_examples_in_the_help_are_commands(program: str, capsys: pytest.CaptureF
     examples = [line.strip() for line in shown.splitlines() if re.match(r" +(cmexam-tune|torchrun|deepspeed) ", line)]
     assert examples, "no example"
     for example in examples:
-        words = pages.split(re.split(r"\s{3,}", example)[0])
+        words = docs_blocks.split(re.split(r"\s{3,}", example)[0])
         check_names(words) if "..." in example else parse_command(words)
 
 
@@ -234,13 +234,13 @@ def test_examples_in_the_help_are_commands(program: str, capsys: pytest.CaptureF
 ])  # fmt: skip
 def test_a_command_that_cannot_run_fails(command: str, tmp_path: Path) -> None:
     """No block escapes: this is what happens to a new one without a mark."""
-    bridge.install(tmp_path)
+    shell_stubs.install(tmp_path)
     reader = Reader(tmp_path, "", whole=False)
 
-    def call(call: bridge.Call) -> int:
+    def call(call: shell_stubs.Call) -> int:
         try:
             return reader.call(call)
         except (AssertionError, UserError, SystemExit, pytest.fail.Exception):
             return 2
 
-    assert bridge.run(command, tmp_path, call).returncode != 0
+    assert shell_stubs.run(command, tmp_path, call).returncode != 0

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import train_helpers
+import training_kit
 
 torch = pytest.importorskip("torch")
 
@@ -56,7 +56,7 @@ HALVES = ("bfloat16", "float16")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train_helpers.world(tmp_path_factory.mktemp("half"), count=6)
+    return training_kit.world(tmp_path_factory.mktemp("half"), count=6)
 
 
 def base(folder: Path, layout: str) -> Path:
@@ -90,7 +90,7 @@ def trained(folder: Path, case: tuple[str, str], dtype: str, out: Path) -> runs.
     }  # fmt: skip
     if FAMILIES[layout] == "bert":
         changes["model__head"] = "choice"
-    return train(train_helpers.recipe(folder, out=str(out), **changes))
+    return train(training_kit.recipe(folder, out=str(out), **changes))
 
 
 def exports(layout: str, method: str) -> Iterator[dict[str, Any]]:
@@ -229,7 +229,7 @@ def test_lora_on_weights_of_four_bits(
         "model__family": FAMILIES[layout], "model__model_name_or_path": str(base), "model__load_in_4bit": True,
         "prompt__style": "answer", "training__num_train_epochs": 6, "training__learning_rate": 2e-2, "tuning": LORA,
     }  # fmt: skip
-    run = train(train_helpers.recipe(folder, out=str(folder / f"{layout}_nf4"), **changes))
+    run = train(training_kit.recipe(folder, out=str(folder / f"{layout}_nf4"), **changes))
     losses = [entry["loss"] for entry in run.log if "loss" in entry]
     assert losses[-1] < losses[0] - 0.1
     loaded = loading.load(loading.open_source(run.path))
@@ -255,4 +255,4 @@ def test_four_bits_that_cannot_be(folder: Path, changes: dict[str, Any], words: 
     place = str(base(folder, changes.get("model__family", "llama")))
     changes = {"model__load_in_4bit": True, "model__model_name_or_path": place, **changes}
     with pytest.raises(ConfigError, match=words):
-        train(train_helpers.recipe(folder, out=str(folder / "no"), **changes))
+        train(training_kit.recipe(folder, out=str(folder / "no"), **changes))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from modelkit import checkpoint, make_config, questions
+from kit import checkpoint, make_config, questions
 from transformers import PreTrainedModel
 
 from cmexam_tune.core import jsonl

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from modelkit import checkpoint, make_config, questions
+from kit import checkpoint, make_config, questions
 from peft import AutoPeftModelForCausalLM, PeftModel
 from transformers import AutoModelForCausalLM, PreTrainedModel
 

@@ -4,13 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
-import released
+import real_data
 
 from cmexam_tune import evaluate, preprocess, tiny
 
 pytest.importorskip("torch")
 ROOT = Path(__file__).resolve().parents[1]
-REAL = released.find("val.csv")
+REAL = real_data.find("val.csv")
 FILES = {"real": REAL, "sample": ROOT / "cmexam_tune" / "sample" / "cmexam" / "train.csv"}
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from modelkit import checkpoint, make_config
+from kit import checkpoint, make_config
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from cmexam_tune.models import adapters, attention, families, merging

@@ -8,8 +8,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-import released
-import train_helpers
+import real_data
+import training_kit
 
 torch = pytest.importorskip("torch")
 
@@ -75,8 +75,8 @@ def test_weights_that_cannot_be(weights: tuple[float, ...]) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = train_helpers.world(tmp_path_factory.mktemp("mixture"), count=20)
-    text = train_helpers.questions(folder / "other.jsonl", 6, seed=3).read_text(encoding="utf-8")
+    folder = training_kit.world(tmp_path_factory.mktemp("mixture"), count=20)
+    text = training_kit.questions(folder / "other.jsonl", 6, seed=3).read_text(encoding="utf-8")
     (folder / "other.jsonl").write_text(text.replace('"q:', '"other:'), encoding="utf-8")
     return folder
 
@@ -84,7 +84,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def mixed(folder: Path, out: str, **changes: object) -> Config:
     files = [str(folder / "train.jsonl"), str(folder / "other.jsonl")]
     more = {"data__train": files, "data__mixture": [0.5, 2], "data__shuffle_options": True, **changes}
-    return train_helpers.recipe(folder, out=str(folder / out), **more)
+    return training_kit.recipe(folder, out=str(folder / out), **more)
 
 
 def test_dry_run_counts_what_is_shown(folder: Path) -> None:
@@ -185,7 +185,7 @@ def test_it_is_part_of_what_is_encoded(folder: Path) -> None:
 
 def test_real_explanations(tmp_path: Path) -> None:
     """CMExam's own validation questions: nine of ten are shuffled, and `（C对）` always names a right answer."""
-    raw = released.find("val.csv")
+    raw = real_data.find("val.csv")
     if not raw.is_file():
         pytest.skip("CMExam's val.csv is not here")
     from cmexam_tune.preprocess import preprocess

@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import released
+import real_data
 
 ROOT = Path(__file__).resolve().parents[1]
-REAL = released.find("val.csv").parent
+REAL = real_data.find("val.csv").parent
 nbformat = pytest.importorskip("nbformat")
 nbclient = pytest.importorskip("nbclient")
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import train_helpers
+import training_kit
 import yaml
+from kit import changed
 
 pytest.importorskip("torch")
 
@@ -34,18 +35,15 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def experiment(folder: Path, **changes: object) -> Path:
-    train_helpers.world(folder)
-    values = train_helpers.recipe(folder, training__max_steps=2).to_dict()
-    for key, value in changes.items():
-        section, _, name = key.partition("__")
-        values[section] = {name: value} if section == "tuning" else {**values[section], name: value}
+    training_kit.world(folder)
+    values = changed(training_kit.recipe(folder, training__max_steps=2).to_dict(), changes)
     path = folder / "experiment.yaml"
     path.write_text(yaml.safe_dump(values, allow_unicode=True), encoding="utf-8")
     return path
 
 
 def test_a_file_cannot_make_a_module_run(lab: Path, tmp_path: Path) -> None:
-    path = experiment(tmp_path, tuning__method="my_lab.norms")
+    path = experiment(tmp_path, tuning={"method": "my_lab.norms"})
     with pytest.raises(ConfigError, match=r"tuning\.method: 'my_lab\.norms' is a module from outside .*command line"):
         main(["train", "--config", str(path)])
     assert not lab.exists() and not (tmp_path / "run").exists()

@@ -13,10 +13,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import forked
-import guides
+import docs_commands
+import forked_programs
 import pytest
-from modelkit import checkpoint, make_config, question, questions
+from kit import checkpoint, make_config, question, questions
 
 from cmexam_tune import predict, prompts, reproduce
 from cmexam_tune.__main__ import main
@@ -85,7 +85,7 @@ def test_killed_at_any_moment_no_question_is_lost_or_doubled(asked: Path, recipe
     out, fresh = tmp_path / "p.jsonl", tmp_path / "fresh.jsonl"
     words = ["--config", str(recipe), "generation.mode=generate", "generation.batch_size=1", "--questions", str(asked)]
     for lines in (1, 9):
-        process = forked.Program("predict", [*words, "--out", str(out)])
+        process = forked_programs.Program("predict", [*words, "--out", str(out)])
         while process.running and not (out.exists() and out.read_bytes().count(b"\n") >= lines):
             time.sleep(0.001)
         process.kill()
@@ -358,8 +358,8 @@ def test_a_run_folder_answers_as_its_model_did(asked: Path, tmp_path: Path) -> N
     assert sorted(read(out), key=str) == sorted(again, key=str)
 
 
-def processes(count: int, *words: object) -> list[forked.Program]:
-    return forked.group("predict", [*map(str, words)], count)
+def processes(count: int, *words: object) -> list[forked_programs.Program]:
+    return forked_programs.group("predict", [*map(str, words)], count)
 
 
 def test_processes_share_the_questions_and_go_on_for_others(asked: Path, recipe: Path, tmp_path: Path) -> None:
@@ -398,7 +398,7 @@ def test_reproduce_trains_and_predicts_by_the_launcher(tmp_path: Path, monkeypat
     reproduce._run(unit, "torchrun --nproc_per_node 8 -m")
     launcher = ["torchrun", "--nproc_per_node", "8", "-m"]
     assert [words[:5] for words in started] == [[*launcher, f"cmexam_tune.{name}"] for name in ("train", "predict")]
-    got = guides.parsed(["predict", *started[1][5:]])
+    got = docs_commands.parsed(["predict", *started[1][5:]])
     assert (got.run, got.questions) == (str(tmp_path / "run"), str(tmp_path / "q.jsonl"))
     assert "--run" not in started[1], "torchrun takes it for its own"
 

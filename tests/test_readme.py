@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from pages import NAMES, PAGES, ROOT, commands
+from docs_blocks import NAMES, PAGES, ROOT, commands
 
 from cmexam_tune.report.papers import entries
 

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import forked
+import forked_programs
 import pytest
-import train_helpers
+import training_kit
 
 from cmexam_tune import config, tiny
 
@@ -22,10 +22,16 @@ pytest.importorskip("torch")
 from cmexam_tune.training import checkpoints
 
 
-def start(command: list[str], processes: int, hook: forked.Hook | None = None) -> list[forked.Program]:
+def start(
+    command: list[str], processes: int, hook: forked_programs.Hook | None = None
+) -> list[forked_programs.Program]:
     """Start a program and its words, as torchrun does where there are several processes."""
     name, *words = command
-    return [forked.Program(name, words, hook)] if processes == 1 else forked.group(name, words, processes, hook)
+    return (
+        [forked_programs.Program(name, words, hook)]
+        if processes == 1
+        else forked_programs.group(name, words, processes, hook)
+    )
 
 
 def finish(command: list[str], processes: int) -> str:
@@ -45,15 +51,17 @@ def experiment(folder: Path, name: str, **changes: Any) -> Path:
         changes["model__model_name_or_path"] = str(folder / changes["model__model_name_or_path"])
     if "data__train" in changes:
         changes["data__train"] = [str(folder / name) for name in changes["data__train"]]
-    path.write_text(config.dump_config(train_helpers.recipe(folder, **changes)), encoding="utf-8")
+    path.write_text(config.dump_config(training_kit.recipe(folder, **changes)), encoding="utf-8")
     return path
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    assert forked.Program("train", ["--help"]).wait()[0] == 0  # the libraries are loaded before anything is timed
-    folder = train_helpers.world(tmp_path_factory.mktemp("resume"))
-    text = train_helpers.questions(folder / "other.jsonl", 6, seed=3).read_text(encoding="utf-8")
+    assert (
+        forked_programs.Program("train", ["--help"]).wait()[0] == 0
+    )  # the libraries are loaded before anything is timed
+    folder = training_kit.world(tmp_path_factory.mktemp("resume"))
+    text = training_kit.questions(folder / "other.jsonl", 6, seed=3).read_text(encoding="utf-8")
     (folder / "other.jsonl").write_text(text.replace('"q:', '"other:'), encoding="utf-8")
     for layout in ("chatglm", "chatglm2"):
         tiny.build(layout, folder / layout, hidden=32, layers=2)
@@ -143,17 +151,17 @@ def test_killed_after_a_step_was_logged(folder: Path, name: str) -> None:
     command = ["train", "--config", str(experiment(folder, name, **changes))]
     whole, broken = folder / f"{name}_whole", folder / f"{name}_broken"
     finish([*command, f"out={whole}"], processes)
-    die([*command, f"out={broken}"], processes, functools.partial(forked.die_at_step, 3))
+    die([*command, f"out={broken}"], processes, functools.partial(forked_programs.die_at_step, 3))
     assert [step for step, _ in losses(broken)] == [1, 2, 3]
     if name == "plain":
-        die([*command, f"out={broken}"], processes, functools.partial(forked.die_at_save, 5))
+        die([*command, f"out={broken}"], processes, functools.partial(forked_programs.die_at_save, 5))
     noted = finish([*command, f"out={broken}"], processes)
     assert f"resuming from {broken}/checkpoint-{4 if name == 'plain' else 2}" in noted
     assert adapter(broken) == adapter(whole)
     assert losses(broken) == losses(whole)
 
 
-def die(command: list[str], processes: int, hook: forked.Hook) -> None:
+def die(command: list[str], processes: int, hook: forked_programs.Hook) -> None:
     """Run a program whose first process kills itself; the launcher then kills the others."""
     first, *others = start(command, processes, hook)
     first.process.join(400)
@@ -177,11 +185,9 @@ def test_sigterm_saves_a_checkpoint_and_the_same_command_goes_on(
     def words(out: Path) -> list[str]:
         return ["--config", str(path), f"out={out}"]
 
-    launcher = [sys.executable, "-m", "cmexam_tune.train"] if alone else train_helpers.torchrun()
+    launcher = [sys.executable, "-m", "cmexam_tune.train"] if alone else training_kit.torchrun()
     with log.open("w") as handle:
-        process = subprocess.Popen(
-            [*launcher, *words(out)], env=train_helpers.ENVIRONMENT, stdout=handle, stderr=handle
-        )
+        process = subprocess.Popen([*launcher, *words(out)], env=training_kit.ENVIRONMENT, stdout=handle, stderr=handle)
         while not checkpoints.newest_first(out):
             assert process.poll() is None, log.read_text()
             time.sleep(0.05)

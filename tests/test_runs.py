@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import train_helpers
+import training_kit
 
 from cmexam_tune import config, runs
 from cmexam_tune.core.errors import UserError
@@ -18,7 +18,7 @@ LOG = [{"step": i, "loss": 3 * math.exp(-i / 30) + 1} for i in range(1, 101)]
 
 def folder_of(path: Path, **changes: Any) -> Path:
     path.mkdir(parents=True)
-    made = train_helpers.recipe(Path("/data"), out=str(path), **changes)
+    made = training_kit.recipe(Path("/data"), out=str(path), **changes)
     (path / "config.yaml").write_text(config.dump_config(made), encoding="utf-8")
     (path / "environment.json").write_text('{"cmexam_tune": "0"}')
     return path

@@ -5,7 +5,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-import released
+import real_data
 
 import cmexam_tune
 from cmexam_tune.core.schema import Question
@@ -124,7 +124,7 @@ def runs(text: str, length: int = 16) -> set[str]:
 
 
 def test_no_question_is_copied_from_cmexam(questions: dict[str, list[Question]]) -> None:
-    real = released.find("val.csv")
+    real = real_data.find("val.csv")
     if not real.exists():
         pytest.skip(f"real data is not at {real}")
     with real.open(encoding="utf-8-sig", newline="") as file:

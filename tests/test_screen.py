@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import train_helpers
+import training_kit
 
 from cmexam_tune.core import jsonl, progress
 from cmexam_tune.core.schema import Question
@@ -101,8 +101,8 @@ def test_pace(speed: float, words: str) -> None:
 
 def test_training_in_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "EVERY", 0.0)
-    config = train_helpers.recipe(
-        train_helpers.world(tmp_path),
+    config = training_kit.recipe(
+        training_kit.world(tmp_path),
         data__validation=[str(tmp_path / "val.jsonl")],
         training__max_steps=3,
         training__logging_steps=10,

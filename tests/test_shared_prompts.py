@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from modelkit import checkpoint, make_config, questions
+from kit import checkpoint, make_config, questions
 
 from cmexam_tune import prompts
 from cmexam_tune.config import Config

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import forked
+import forked_programs
 import pytest
-import train_helpers
+import training_kit
 
 torch = pytest.importorskip("torch")
 
@@ -24,12 +24,12 @@ from cmexam_tune.training.run_directory import starting
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train_helpers.world(tmp_path_factory.mktemp("starting"), count=8)
+    return training_kit.world(tmp_path_factory.mktemp("starting"), count=8)
 
 
 @pytest.fixture(scope="module")
 def finished(folder: Path) -> runs.Run:
-    return train(train_helpers.recipe(folder, out=str(folder / "finished"), training__max_steps=1))
+    return train(training_kit.recipe(folder, out=str(folder / "finished"), training__max_steps=1))
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ BAD = [
 def test_refused_overwrite_keeps_the_old_run(run: runs.Run, folder: Path, changes: dict[str, Any]) -> None:
     before = content(run.path)
     with pytest.raises(UserError):
-        train(train_helpers.recipe(folder, **{"out": str(run.path), **changes}), overwrite=True)
+        train(training_kit.recipe(folder, **{"out": str(run.path), **changes}), overwrite=True)
     assert content(run.path) == before
 
 
@@ -71,9 +71,9 @@ def test_refused_command_does_not_block_the_mended_one(
     folder: Path, tmp_path: Path, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(UserError):
-        train(train_helpers.recipe(folder, out=str(tmp_path / "new"), **changes))
+        train(training_kit.recipe(folder, out=str(tmp_path / "new"), **changes))
     assert {item.name for item in (tmp_path / "new").glob("*")} <= {"cache"}
-    mended = train_helpers.recipe(folder, out=str(tmp_path / "new"), training__max_steps=1, training__seed=5)
+    mended = training_kit.recipe(folder, out=str(tmp_path / "new"), training__max_steps=1, training__seed=5)
     assert starting.resolve_run(mended).path == tmp_path / "new"
 
 
@@ -86,7 +86,7 @@ def test_overwrite_that_fails_in_its_first_step_gives_the_old_run_back(
     before = content(run.path)
     monkeypatch.setattr(logits.LabelLogits, "loss", fail)
     with pytest.raises(MemoryError):
-        train(train_helpers.recipe(folder, out=str(run.path), training__seed=3), overwrite=True)
+        train(training_kit.recipe(folder, out=str(run.path), training__seed=3), overwrite=True)
     assert content(run.path) == before
 
 
@@ -96,7 +96,7 @@ def test_overwrite_killed_before_its_first_step_gives_the_old_run_back(run: runs
     old = run.config
     run.path.rename(starting.backup_path(run.path))
     starting.write_environment(
-        runs.Run(run.path, train_helpers.recipe(folder, out=str(run.path), training__seed=9)), "CPU", 1
+        runs.Run(run.path, training_kit.recipe(folder, out=str(run.path), training__seed=9)), "CPU", 1
     )
     again = train(dataclasses.replace(old, out=str(run.path)))
     assert content(run.path) == before
@@ -113,7 +113,7 @@ def test_old_run_goes_after_the_first_step(run: runs.Run, folder: Path, monkeypa
         seen.append((before, starting.backup_path(run.path).is_dir()))
 
     monkeypatch.setattr(callbacks.FirstStep, "on_step_end", watch)
-    new = train(train_helpers.recipe(folder, out=str(run.path), training__max_steps=2), overwrite=True)
+    new = train(training_kit.recipe(folder, out=str(run.path), training__max_steps=2), overwrite=True)
     assert seen == [(True, False), (False, False)]
     assert new.finished
     assert len([entry for entry in new.log if "loss" in entry]) == 2
@@ -122,16 +122,16 @@ def test_old_run_goes_after_the_first_step(run: runs.Run, folder: Path, monkeypa
 def test_only_a_run_is_replaced_and_never_an_input(run: runs.Run, folder: Path, tmp_path: Path) -> None:
     inside = shutil.copy(folder / "train.jsonl", run.path / "mine.jsonl")
     with pytest.raises(UserError, match="which this training reads"):
-        starting.resolve_run(train_helpers.recipe(folder, out=str(run.path), data__train=[str(inside)]), overwrite=True)
+        starting.resolve_run(training_kit.recipe(folder, out=str(run.path), data__train=[str(inside)]), overwrite=True)
     (run.path / "config.yaml").unlink()
     with pytest.raises(UserError, match="holds no run"):
-        starting.resolve_run(train_helpers.recipe(folder, out=str(run.path)), overwrite=True)
+        starting.resolve_run(training_kit.recipe(folder, out=str(run.path)), overwrite=True)
 
 
 def test_second_training_into_the_same_folder_is_refused(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "held"
     with files.lock(out), pytest.raises(UserError, match="another process is writing it"):
-        train(train_helpers.recipe(folder, out=str(out), training__max_steps=1))
+        train(training_kit.recipe(folder, out=str(out), training__max_steps=1))
     assert not (out / "config.yaml").exists()
 
 
@@ -141,11 +141,11 @@ def test_second_training_into_the_same_folder_is_refused(folder: Path, tmp_path:
 def start(folder: Path, outs: tuple[str, str], *words: str, name: str = "two") -> list[tuple[int, str]]:
     """Start one process for each folder, as two machines would; return exit codes and what they noted."""
     path = folder / f"{name}.yaml"
-    path.write_text(config.dump_config(train_helpers.recipe(folder, training__max_steps=2)), encoding="utf-8")
+    path.write_text(config.dump_config(training_kit.recipe(folder, training__max_steps=2)), encoding="utf-8")
     common = {"LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
-              "MASTER_PORT": str(train_helpers.free_port())}  # fmt: skip
+              "MASTER_PORT": str(training_kit.free_port())}  # fmt: skip
     started = [
-        forked.Program("train", ["--config", str(path), f"out={out}", *words], RANK=str(rank), **common)
+        forked_programs.Program("train", ["--config", str(path), f"out={out}", *words], RANK=str(rank), **common)
         for rank, out in enumerate(outs)
     ]
     return [(code, noted) for code, _, noted in (process.wait(200) for process in started)]
@@ -162,7 +162,7 @@ def test_folders_of_their_own_on_two_machines_are_refused(folder: Path) -> None:
 
 def test_two_processes_replace_a_run_and_load_its_best_checkpoint(folder: Path) -> None:
     out = str(folder / "replaced")
-    first = train(train_helpers.recipe(folder, out=out, training__max_steps=1))
+    first = train(training_kit.recipe(folder, out=out, training__max_steps=1))
     words = ["--overwrite", f"data.validation=[{folder / 'val.jsonl'}]", "training.eval_strategy=steps",
              "training.eval_steps=1", "training.load_best_model_at_end=true"]  # fmt: skip
     for code, text in start(folder, (out, out), *words):

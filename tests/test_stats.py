@@ -6,7 +6,7 @@ import random
 from collections import Counter
 
 import pytest
-import released
+import real_data
 
 from cmexam_tune import stats
 from cmexam_tune.core import cli, jsonl
@@ -14,7 +14,7 @@ from cmexam_tune.core.errors import DataError, UserError
 from cmexam_tune.core.schema import Question
 from cmexam_tune.preprocess import preprocess
 
-VAL = released.find("val.csv")
+VAL = real_data.find("val.csv")
 needs_data = pytest.mark.skipif(not VAL.is_file(), reason="the released files are not here")
 OPTIONS = {"A": "甲", "B": "乙"}
 DEV = """\

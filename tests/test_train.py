@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import train_helpers
-from train_helpers import losses, weights
+import training_kit
+from training_kit import losses, weights
 
 torch = pytest.importorskip("torch")
 
@@ -27,12 +27,12 @@ from cmexam_tune.training.run_directory import starting
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train_helpers.world(tmp_path_factory.mktemp("train"))
+    return training_kit.world(tmp_path_factory.mktemp("train"))
 
 
 @pytest.fixture(scope="module")
 def plain(folder: Path) -> runs.Run:
-    return train(train_helpers.recipe(folder, out=str(folder / "plain"), tuning__lora_dropout=0.0))
+    return train(training_kit.recipe(folder, out=str(folder / "plain"), tuning__lora_dropout=0.0))
 
 
 def test_run_folder_describes_itself(plain: runs.Run, folder: Path) -> None:
@@ -72,7 +72,7 @@ LAYOUTS = {
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_layout_does_not_change_what_is_learnt(plain: runs.Run, folder: Path, name: str) -> None:
     run = train(
-        train_helpers.recipe(folder, out=str(folder / name), tuning__lora_dropout=0.0, **LAYOUTS[name])
+        training_kit.recipe(folder, out=str(folder / name), tuning__lora_dropout=0.0, **LAYOUTS[name])
     )  # fmt: skip
     assert losses(run) == pytest.approx(losses(plain), rel=1e-4)
     for key, value in weights(plain).items():
@@ -81,7 +81,7 @@ def test_layout_does_not_change_what_is_learnt(plain: runs.Run, folder: Path, na
 
 def test_gradient_accumulation_and_global_batch_mean_the_same(plain: runs.Run, folder: Path) -> None:
     changes = {"training__global_batch_size": None, "training__gradient_accumulation_steps": 3}
-    run = train(train_helpers.recipe(folder, out=str(folder / "ga"), tuning__lora_dropout=0.0, **changes))
+    run = train(training_kit.recipe(folder, out=str(folder / "ga"), tuning__lora_dropout=0.0, **changes))
     assert losses(run) == losses(plain)
 
 
@@ -134,7 +134,7 @@ def refuse(arguments: list[str], words: str) -> None:
 @pytest.fixture
 def recipe_file(folder: Path, tmp_path: Path) -> str:
     path = tmp_path / "recipe.yaml"
-    path.write_text(config.dump_config(train_helpers.recipe(folder, out=str(tmp_path / "run"))), encoding="utf-8")
+    path.write_text(config.dump_config(training_kit.recipe(folder, out=str(tmp_path / "run"))), encoding="utf-8")
     return str(path)
 
 
@@ -185,22 +185,22 @@ def test_empty_and_foreign_files_are_refused(recipe_file: str, tmp_path: Path) -
 
 
 def test_another_experiment_is_never_overwritten(plain: runs.Run, folder: Path, tmp_path: Path) -> None:
-    other = train_helpers.recipe(folder, out=str(plain.path), training__learning_rate=5e-4, tuning__lora_dropout=0.0)
+    other = training_kit.recipe(folder, out=str(plain.path), training__learning_rate=5e-4, tuning__lora_dropout=0.0)
     with pytest.raises(UserError, match=r"training.learning_rate: 0.001 there, 0.0005 here"):
         train(other)
     (tmp_path / "diary.txt").write_text("mine")
     for overwrite in (False, True):
         with pytest.raises(UserError, match="holds no run"):
-            train(train_helpers.recipe(folder, out=str(tmp_path)), overwrite=overwrite)
+            train(training_kit.recipe(folder, out=str(tmp_path)), overwrite=overwrite)
     assert (tmp_path / "diary.txt").read_text() == "mine"
     with pytest.raises(UserError, match="no run to resume"):
-        train(train_helpers.recipe(folder, out=str(tmp_path / "new")), resume=True)
+        train(training_kit.recipe(folder, out=str(tmp_path / "new")), resume=True)
 
 
 def test_overwrite_starts_anew(folder: Path) -> None:
-    first = train(train_helpers.recipe(folder, out=str(folder / "over"), training__max_steps=1))
+    first = train(training_kit.recipe(folder, out=str(folder / "over"), training__max_steps=1))
     again = train(
-        train_helpers.recipe(folder, out=str(folder / "over"), training__max_steps=2), overwrite=True
+        training_kit.recipe(folder, out=str(folder / "over"), training__max_steps=2), overwrite=True
     )  # fmt: skip
     assert (len(losses(first)), len(losses(again))) == (2, 2), "the log is the new run's"
 
@@ -214,8 +214,8 @@ def test_print_config(recipe_file: str, capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_sigterm_saves_a_checkpoint_and_the_run_goes_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = train_helpers.recipe(folder, out=str(folder / "term"), training__save_steps=100)
-    whole = train(train_helpers.recipe(folder, out=str(folder / "unterm"), training__save_steps=100))
+    settings = training_kit.recipe(folder, out=str(folder / "term"), training__save_steps=100)
+    whole = train(training_kit.recipe(folder, out=str(folder / "unterm"), training__save_steps=100))
 
     log = callbacks.JsonlLog.on_log
 
@@ -243,7 +243,7 @@ def test_damaged_checkpoint_falls_back(plain: runs.Run, folder: Path, capsys: py
     content[len(content) // 2] ^= 1
     (newest / "optimizer.pt").write_bytes(content)
     (before / "rng_state.pth").unlink()
-    run = train(train_helpers.recipe(folder, out=str(half), tuning__lora_dropout=0.0))
+    run = train(training_kit.recipe(folder, out=str(half), tuning__lora_dropout=0.0))
     told = capsys.readouterr().err
     assert f"{newest.name} is damaged (the checksum of optimizer.pt is wrong)" in told
     assert f"{before.name} is damaged (rng_state.pth is missing)" in told
@@ -253,7 +253,7 @@ def test_damaged_checkpoint_falls_back(plain: runs.Run, folder: Path, capsys: py
 
 
 def test_full_disk_keeps_the_last_checkpoint(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = train_helpers.recipe(folder, out=str(folder / "full"))
+    settings = training_kit.recipe(folder, out=str(folder / "full"))
     write = checkpoints.write_weights
 
     def fail(path: Path, values: Any) -> None:
@@ -278,7 +278,7 @@ def test_checkpoints_are_rotated(plain: runs.Run) -> None:
 
 
 def test_best_checkpoint_by_exam_accuracy(folder: Path) -> None:
-    settings = train_helpers.recipe(
+    settings = training_kit.recipe(
         folder,
         out=str(folder / "best"),
         data__validation=[str(folder / "val.jsonl")],
@@ -306,9 +306,9 @@ def test_best_checkpoint_by_exam_accuracy(folder: Path) -> None:
 
 def test_validation_loss_does_not_disturb_training(folder: Path) -> None:
     base = {"training__max_steps": 4, "prompt__style": "answer"}
-    quiet = train(train_helpers.recipe(folder, out=str(folder / "quiet"), **base))
+    quiet = train(training_kit.recipe(folder, out=str(folder / "quiet"), **base))
     watched = train(
-        train_helpers.recipe(
+        training_kit.recipe(
             folder,
             out=str(folder / "watched"),
             data__validation=[str(folder / "val.jsonl")],
@@ -325,7 +325,7 @@ def test_validation_loss_does_not_disturb_training(folder: Path) -> None:
 def test_compiled_training_learns_the_same(folder: Path) -> None:
     """torch.compile takes a minute or two, the hook at the output layer included."""
     runs_of = [
-        train(train_helpers.recipe(folder, out=str(folder / f"compile_{on}"), training__torch_compile=on,
+        train(training_kit.recipe(folder, out=str(folder / f"compile_{on}"), training__torch_compile=on,
                                    training__max_steps=4, tuning__lora_dropout=0.0))
         for on in (False, True)
     ]  # fmt: skip
@@ -337,7 +337,7 @@ def test_more_processes_than_questions_is_refused(folder: Path) -> None:
     from cmexam_tune.training import arguments
 
     with pytest.raises(ConfigError, match="global_batch_size=6 is smaller than the 8 processes"):
-        refused = train_helpers.recipe(folder)
+        refused = training_kit.recipe(folder)
         arguments.layout(refused.training, refused.prompt, 8)
 
 
@@ -370,9 +370,9 @@ def test_numbers_that_cannot_be_are_refused_at_once(recipe_file: str, tmp_path: 
 def test_a_run_works_from_any_folder(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(folder)
     paths = {"model__model_name_or_path": "llama", "data__train": ["train.jsonl"]}
-    run = train(train_helpers.recipe(Path(), out="relative", training__max_steps=1, **paths))
+    run = train(training_kit.recipe(Path(), out="relative", training__max_steps=1, **paths))
     out = folder / run.path
-    assert starting.resolve_run(train_helpers.recipe(Path(), out="relative", training__max_steps=1, **paths)).finished
+    assert starting.resolve_run(training_kit.recipe(Path(), out="relative", training__max_steps=1, **paths)).finished
     monkeypatch.chdir(tmp_path)
     assert runs.load(out)[1].model is not None
     assert config.load_config(out / "config.yaml").data.train == (str(folder / "train.jsonl"),)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import released
+import real_data
 
 from cmexam_tune import config, tiny
 from cmexam_tune.config import installed_versions
@@ -22,7 +22,7 @@ from cmexam_tune.interop.compat import cmexam_repo
 
 ROOT = Path(__file__).resolve().parents[1]
 SAMPLE = ROOT / "cmexam_tune" / "sample" / "cmexam"
-REAL = released.find("val.csv")
+REAL = real_data.find("val.csv")
 
 # Released command lines, reduced to flags and values.
 TRAIN_SH = """--do_train --train_file {data}/train_prompt_1.json --validation_file {data}/val_prompt_1.json

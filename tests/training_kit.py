@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from kit import changed
+
 from cmexam_tune import config, tiny
 from cmexam_tune.training.run_directory import run as runs
 
@@ -77,13 +79,7 @@ def recipe(folder: Path, **changes: Any) -> config.Config:
         },
         "out": str(folder / "run"),
     }
-    for key, value in changes.items():
-        section, _, name = key.partition("__")
-        if name:
-            values.setdefault(section, {})[name] = value
-        else:
-            values[section] = value
-    return config.parse_config(values)
+    return config.parse_config(changed(values, changes))
 
 
 def world(folder: Path, count: int = 20) -> Path:

@@ -13,11 +13,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import bridge
-import modelkit
-import pages
+import docs_blocks
+import kit
 import pytest
-from pages import ROOT
+import shell_stubs
+from docs_blocks import ROOT
 
 from cmexam_tune import __main__, config
 from cmexam_tune.config import installed_versions, settings
@@ -177,7 +177,7 @@ class Reader:
             return [f"model.base_url={self.address}"] if "a server" in wanted else []
         words = []
         if "weights" in wanted and not Path(model.model_name_or_path).exists():
-            words.append(f"model.model_name_or_path={modelkit.checkpoint(model.family, hidden=32, layers=2)}")
+            words.append(f"model.model_name_or_path={kit.checkpoint(model.family, hidden=32, layers=2)}")
         if "weights" in wanted and model.adapter_name_or_path:
             words.append("model.adapter_name_or_path=null")
         return words
@@ -206,14 +206,14 @@ class Reader:
         assert command is not None, f"{self.ran[-1]}: runs in no test and has no mark"
         return [command]
 
-    def call(self, call: bridge.Call) -> int:
+    def call(self, call: shell_stubs.Call) -> int:
         """Answer a command that bash came to; 0: it has done what the page says."""
         words, (program, *_) = call.words, call.words
         if "--import" in words:
             rate(call.folder, [word for word in words if word.startswith("sheet_")])
         self.ran.append(" ".join(words))
         slow = program == "cmexam-tune" and words[1] == "reproduce" and "weights" in call.needs and not self.whole
-        if call.needs & pages.PARSED_ONLY or program == "make" or slow:
+        if call.needs & docs_blocks.PARSED_ONLY or program == "make" or slow:
             parse_command(words)
             return 0
         assert program in ("cmexam-tune", "python", "python3"), f"{self.ran[-1]}: runs in no test and has no mark"

@@ -11,7 +11,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from train_helpers import free_port
+from training_kit import free_port
 
 from cmexam_tune.core import cli
 

@@ -45,10 +45,16 @@ def make_config(family: str = "llama", **changes: Any) -> Config:
     }
     if family == "bert":
         values["model"]["head"] = "choice"
+    return config.parse_config(changed(values, changes))
+
+
+def changed(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Return a config's values with changes such as `training__max_steps=3`, or `tuning={...}` for a whole section."""
+    values = {key: dict(value) if isinstance(value, dict) else value for key, value in values.items()}
     for key, value in changes.items():
         section, _, name = key.partition("__")
         if name:
-            values[section][name] = value
+            values.setdefault(section, {})[name] = value
         else:
             values[section] = value
-    return config.parse_config(values)
+    return values

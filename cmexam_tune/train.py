@@ -108,6 +108,7 @@ def main(
     print_config: bool = False,
     schema: bool = False,
     dry_run: bool = False,
+    card: Annotated[str | None, Flag("NAME")] = None,
     verbose: bool = False,
     local_rank: Annotated[int, Flag(names=("--local_rank", "--local-rank"))] = -1,
     **options: Any,
@@ -118,6 +119,7 @@ def main(
         print_config: print the resolved configuration and stop.
         schema: print the JSON Schema of recipes for editors and stop.
         dry_run: print parameters, memory, steps and hours, and stop.
+        card: with --dry-run: for another card than this machine's: V100-16GB, 4090, A100-80GB, H100, 910B, ...
         verbose: show what the libraries print, too.
         local_rank: set by the launcher.
     """
@@ -130,6 +132,8 @@ def main(
         return
     if config is None:
         raise cli.WrongUsage("the following arguments are required: --config")
+    if card and not dry_run:
+        raise cli.WrongUsage("--card belongs to --dry-run.")
     experiment = load_config(config, overrides)
     if print_config:
         from cmexam_tune.config import describing
@@ -138,7 +142,7 @@ def main(
     elif dry_run:
         from cmexam_tune.training import estimate
 
-        cli.say(str(estimate.dry_run(experiment, question_files(experiment)[0])))
+        cli.say(str(estimate.dry_run(experiment, question_files(experiment)[0], card)))
     else:
         run = train(experiment, **options)
         if os.environ.get("RANK", "0") == "0":

@@ -168,6 +168,40 @@ def test_label_only_logits_and_packing_keep_loss_and_gradients(folder: Path, nam
     assert model(**batch).logits.shape[1] == batch["input_ids"].shape[1], "outside of training all logits come back"
 
 
+class Headed(torch.nn.Module):
+    """A model of a float16 output layer [300, 64] over states [1, 40, 64] that are trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.head = torch.nn.Linear(64, 300, bias=False).half().requires_grad_(False)
+        self.states = torch.nn.Parameter(torch.randn(1, 40, 64).half())
+        self.rows: list[int] = []
+
+    def get_output_embeddings(self) -> torch.nn.Module:
+        return self.head
+
+    def forward(self) -> dict[str, torch.Tensor]:
+        scores = self.head(self.states)
+        self.rows.append(scores.shape[1])
+        return {"logits": scores}
+
+
+@pytest.mark.parametrize("scale", [65536 / 640, 2.0**17])
+def test_float16_never_holds_all_logits_and_keeps_the_scaled_gradient(scale: float) -> None:
+    """Loss scaling starts at 65536 and float16 ends at 65504; the witness computes in float64."""
+    model = Headed()
+    labels = torch.randint(0, 300, (1, 40))
+    (logits.LabelLogits(model).loss(model, {}, labels) * scale).backward()
+    assert model.rows == [1]
+    exact = model.states.detach().double().requires_grad_()
+    scores = torch.log_softmax(exact[0, :-1] @ model.head.weight.double().T, -1)
+    (-scores.gather(1, labels[0, 1:, None]).sum() * scale).backward()
+    assert model.states.grad is not None and exact.grad is not None
+    error = (model.states.grad.double() - exact.grad).norm() / exact.grad.norm()
+    assert float(error) < 2e-3
+
+
 def test_flash_attention_gets_one_row_without_padding(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """transformers runs its kernel for different lengths on a batch of one row only; several it would let mix."""
     _, family, loaded, rows = prepared(folder, "llama", "lora")

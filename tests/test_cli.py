@@ -176,3 +176,18 @@ finally:
         words = [sys.executable, "-c", code, name]
         loaded = subprocess.run(words, capture_output=True, text=True, check=False).stdout.splitlines()[-1].split()
         assert "argparse" in loaded and not {"torch", "transformers", "matplotlib", "pandas"} & set(loaded), name
+
+
+def test_out_of_memory_is_one_message_without_torch(tmp_path: Path) -> None:
+    """A stand-in of torch's name, in a process that has not imported torch."""
+    code = (
+        "import sys\nfrom cmexam_tune.core import cli\nclass OutOfMemoryError(RuntimeError): pass\n"
+        "def main(argv): raise OutOfMemoryError('CUDA out of memory. Tried to allocate 2.49 GiB.')\n"
+        "try: cli.run(main, [])\nfinally: print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2 and done.stdout == "False\n"
+    assert done.stderr.startswith("error: CUDA out of memory. Tried to allocate 2.49 GiB.\n")
+    assert "generation.batch_size" in done.stderr and "training.per_device_train_batch_size" in done.stderr
+    other = code.replace("OutOfMemoryError", "AnotherError")
+    assert "Traceback" in subprocess.run([sys.executable, "-c", other], capture_output=True, text=True).stderr

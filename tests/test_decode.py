@@ -1,5 +1,6 @@
 """Three ways to answer: witnesses are transformers' own generate and plain forward passes without a cache."""
 
+import inspect
 import itertools
 import json
 from dataclasses import replace
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from kit import checkpoint, make_config, question, questions
+from peft import PeftModel
 from transformers import GenerationConfig
 
 from cmexam_tune import prompts
@@ -57,6 +59,36 @@ def model(request: pytest.FixtureRequest) -> tuple[Loaded, Config]:
 
 def set_generation(config: Config, **changes: object) -> Config:
     return replace(config, generation=replace(config.generation, **changes))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_does_not_fit_the_card_is_answered_in_smaller_batches(
+    model: tuple[Loaded, Config], mode: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A card that holds three rows: nothing is lost, asked twice or answered otherwise."""
+    loaded, config = model
+    config = set_generation(config, mode=mode, batch_size=8)
+    asked = prompts.default_prompts(questions(11), config)
+    expected = {
+        c.request.question.id: c for c in llama.engine(loaded, set_generation(config, batch_size=2)).answer(asked)
+    }
+    base: Any = loaded.model.get_base_model() if isinstance(loaded.model, PeftModel) else loaded.model
+    forward, room = base.forward, 3
+
+    def crowded(*args: Any, **inputs: Any) -> Any:
+        if len(inputs["input_ids"]) > room:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.49 GiB.")
+        return forward(*args, **inputs)
+
+    crowded.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined]
+    monkeypatch.setattr(base, "forward", crowded)
+    answered = list(llama.engine(loaded, config).answer(asked))
+    assert sorted(c.request.question.id for c in answered) == sorted(expected)
+    assert all(c == expected[c.request.question.id] for c in answered)
+    assert capsys.readouterr().err.count("generation.batch_size=") == 2
+    room = 0
+    with pytest.raises(UserError, match=r"one prompt at a time .*Tried to allocate 2.49 GiB.*max_new_tokens"):
+        list(llama.engine(loaded, config).answer(asked))
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -1,5 +1,8 @@
 """The dry run against measured runs on tiny models."""
 
+import itertools
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +16,11 @@ torch = pytest.importorskip("torch")
 
 from cmexam_tune import config, tiny
 from cmexam_tune import train as program
+from cmexam_tune.core.errors import UserError
 from cmexam_tune.train import question_files, train
 from cmexam_tune.training import arguments, estimate
 from cmexam_tune.training.run_directory import run as runs
+from cmexam_tune.training.trainer import ExamTrainer
 
 METHODS: dict[str, dict[str, Any]] = {
     "lora": {"method": "lora", "r": 4, "lora_alpha": 8, "lora_dropout": 0.0},
@@ -177,12 +182,10 @@ def test_host_memory_on_cards(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     settings = training_kit.recipe(folder, training__use_cpu=False)
     model: Any = runs.parts(settings)[0].load(settings.model, device="meta").model.requires_grad_(False)
     size, needed = sum(p.numel() * p.element_size() for p in model.parameters()), dict.fromkeys(estimate.STAGES, 0)
-    card = arguments.Card("A800", cuda=True, bf16=True)
-    monkeypatch.setattr(arguments.Card, "here", lambda use_cpu=False: card)
     monkeypatch.setattr("psutil.Process", lambda: SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=1000)))
     largest = max(p.numel() * p.element_size() for p in model.parameters())
     weights = estimate.ModelSize.of(model, generates=True)
-    processes = {"world": 16, "local": 8, "use_cpu": False}
+    processes = {"world": 16, "local": 8, "on_card": True}
     plain = estimate.host_memory(weights, needed, **processes, merges_adapter=False)
     assert plain["none"] == plain["zero2"] == plain["zero3"] == 8 * (1000 + largest)
     assert plain["zero3_offload"] == 8 * (1000 + max(largest, size // 16))
@@ -199,3 +202,69 @@ def test_program_prints_it_without_writing(folder: Path, tmp_path: Path, capsys:
     for words in ("ZeRO-2", "ZeRO-3, offloaded", "of the host's", "optimizer steps", "hours", "stem shortened"):
         assert words in told
     assert not (tmp_path / "dry").exists()
+
+
+def test_a_card_that_is_not_here(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A model too large for a V100 of 16 GB fits an A100 of 80 GB, and the settings that are named make it fit."""
+    tiny.build("llama", tmp_path / "large", hidden=32, layers=2)
+    content = json.loads((tmp_path / "large" / "config.json").read_text(encoding="utf-8"))
+    content |= {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32,
+                "num_key_value_heads": 32, "head_dim": 128}  # fmt: skip
+    (tmp_path / "large" / "config.json").write_text(json.dumps(content), encoding="utf-8")
+    settings = training_kit.recipe(folder, model__model_name_or_path=str(tmp_path / "large"), training__use_cpu=False)
+    path = tmp_path / "recipe.yaml"
+    path.write_text(config.dump_config(settings), encoding="utf-8")
+
+    def told(*words: str) -> str:
+        program.main(["--config", str(path), "--dry-run", *words])
+        return capsys.readouterr().out
+
+    small = told("--card", "v100-16gb", "training.per_device_train_batch_size=32")
+    assert "weights in float16" in small
+    match = re.search(r"does not fit V100-16GB: needs ([\d.]+) of 15.27 GiB; change (.*)", small)
+    assert match is not None and float(match[1]) > 15.27
+    assert "per_device_train_batch_size=16" in match[2] and "model.load_in_4bit=true" in match[2]
+    fits = told("--card", "V100-16GB", "model.load_in_4bit=true", "training.gradient_checkpointing=true")
+    assert "fits V100-16GB: needs" in fits and "weights in 4 bits" in fits
+    large = told("--card", "A100-80GB", "training.per_device_train_batch_size=32")
+    assert "fits A100-80GB: needs" in large and "weights in bfloat16" in large
+    with pytest.raises(UserError, match="--card V100-16 is not known, did you mean 'V100-16GB'"):
+        told("--card", "V100-16")
+
+
+def test_logits_of_all_labels_are_counted_only_where_they_exist(folder: Path) -> None:
+    """Smoothed labels need all of them at once: in bfloat16, and three times in float32."""
+
+    def foreseen(**changes: Any) -> int:
+        settings = training_kit.recipe(folder, training__per_device_train_batch_size=6, **changes)
+        return estimate.dry_run(settings, question_files(settings)[0], "H100").memory["none"]
+
+    settings = training_kit.recipe(folder)
+    loaded = runs.parts(settings)[0].load(settings.model, device="meta")
+    vocabulary = loaded.model.config.vocab_size
+    more = foreseen(training__label_smoothing_factor=0.1) - foreseen()
+    labels = more / vocabulary + 256 * 12
+    assert labels % 14 == 0 and 256 < labels / 14 <= 6 * 96
+
+
+def test_out_of_memory_while_training_is_one_message(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a card that claims 15.77 GiB; the keys are those that the recipe has not got yet."""
+    settings = training_kit.recipe(folder, out=str(folder / "crowded"), training__gradient_checkpointing=True)
+    loss_of, calls = ExamTrainer.loss_of, itertools.count()
+
+    def crowded(self: Any, *given: Any, **named: Any) -> Any:
+        if next(calls) == 7:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.49 GiB.")
+        return loss_of(self, *given, **named)
+
+    monkeypatch.setattr(ExamTrainer, "loss_of", crowded)
+    v100 = arguments.Card.named("V100-16GB")
+    here = arguments.Card.here
+    monkeypatch.setattr(arguments.Card, "here", lambda use_cpu=False: here(True) if use_cpu else v100)
+    with pytest.raises(UserError) as error:
+        train(settings)
+    text = str(error.value)
+    assert "Tried to allocate 2.49 GiB" in text and re.search(r"foresees [\d.]+ GiB; V100-16GB has 15.77", text)
+    assert "training.per_device_train_batch_size=1" in text and "model.load_in_4bit=true" in text
+    assert "gradient_checkpointing" not in text
+    assert list((folder / "crowded").glob("checkpoint-*")), "what was learnt is kept"

@@ -25,11 +25,17 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin
 
 from cmexam_tune.core import files
-from cmexam_tune.core.errors import TrainingStopped, UserError
+from cmexam_tune.core.errors import TrainingStopped, UserError, first_line
 from cmexam_tune.core.variants import suggest
 
 Main = Callable[[Sequence[str]], int | None]
 INTERRUPTED = 130
+OUT_OF_MEMORY = (
+    "The card's memory is too small for this. Answering: lower generation.batch_size, prompt.max_source_length or "
+    "generation.max_new_tokens. Training: lower training.per_device_train_batch_size or training.max_tokens_per_batch, "
+    "set training.gradient_checkpointing=true. LoRA: model.load_in_4bit=true. `nvidia-smi` names other programs on the "
+    "card."
+)
 # Control characters but tab and newline, marks that reorder text, and halves of surrogate pairs.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -281,6 +287,11 @@ def run(main: Callable[[Sequence[str]], int | None], argv: Sequence[str] | None 
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(1)
+    except RuntimeError as error:
+        # Known by name, so that a program which needs no torch does not import it for this.
+        if type(error).__name__ != "OutOfMemoryError":
+            raise
+        _stop(f"error: {first_line(error)}\n{OUT_OF_MEMORY}", 2)
     except OSError as error:
         if (message := files.explain(error)) is None:
             raise

@@ -15,6 +15,7 @@ from transformers.utils.import_utils import is_liger_kernel_available
 from cmexam_tune.config import Config, PromptConfig, TrainingConfig, recipe_folders
 from cmexam_tune.core import cli, documents
 from cmexam_tune.core.errors import ConfigError
+from cmexam_tune.core.variants import suggest
 from cmexam_tune.models import adapters, checkpoint
 from cmexam_tune.models.prefix import MODULE
 from cmexam_tune.training.data.sampler import Layout
@@ -126,6 +127,12 @@ def check_evaluation(training: TrainingConfig, arguments: TrainingArguments, *, 
 
 # Number formats
 
+CARDS = {
+    "V100-16GB": 15.77, "V100-32GB": 31.74, "3090": 23.69, "4090": 23.64, "A100-40GB": 39.39, "A100-80GB": 79.15,
+    "A800-40GB": 39.39, "A800-80GB": 79.15, "H100": 79.10, "H200": 139.81, "910B": 60.97,
+}  # fmt: skip
+"""Name -> GiB as torch reports them, which is less than what is printed on the box."""
+
 
 @dataclass(frozen=True)
 class Card:
@@ -134,6 +141,8 @@ class Card:
     name: str
     cuda: bool
     bf16: bool
+    memory: int | None = None
+    """Bytes, where they are known."""
 
     @classmethod
     def here(cls, use_cpu: bool = False) -> "Card":
@@ -141,7 +150,21 @@ class Card:
         if use_cpu or not torch.cuda.is_available():
             return cls("CPU", cuda=False, bf16=True)
         # Emulated bfloat16 runs on V100, at a fraction of its speed.
-        return cls(torch.cuda.get_device_name(), True, torch.cuda.is_bf16_supported(including_emulation=False))
+        bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        return cls(torch.cuda.get_device_name(), True, bf16, torch.cuda.mem_get_info()[1])
+
+    @classmethod
+    def named(cls, name: str) -> "Card":
+        """Return a known card, whatever this machine has.
+
+        Raises:
+            ConfigError: it is not known.
+        """
+        known = {key.lower(): key for key in CARDS}
+        if name.lower() not in known:
+            raise ConfigError(f"--card {name} is not known{suggest(name, CARDS)} (known: {', '.join(CARDS)}).")
+        key = known[name.lower()]
+        return cls(key, True, not key.startswith("V100"), round(CARDS[key] * 1024**3))
 
 
 def choose_precision(values: Mapping[str, Any], card: Card, weights_dtype: str = "auto") -> dict[str, bool]:

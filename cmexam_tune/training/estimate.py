@@ -14,10 +14,13 @@ import psutil
 import torch
 
 from cmexam_tune.config import Config
+from cmexam_tune.core.errors import first_line
+from cmexam_tune.models import checkpoint
 from cmexam_tune.training import arguments
 from cmexam_tune.training.data.batches import TrainingData
 from cmexam_tune.training.data.encoding import Encoder, truncation_table
 from cmexam_tune.training.data.questions import QuestionFiles
+from cmexam_tune.training.logits import CHUNK, can_fuse
 from cmexam_tune.training.run_directory import run
 
 STAGES = {"none": "without ZeRO", "zero2": "ZeRO-2", "zero3": "ZeRO-3", "zero3_offload": "ZeRO-3, offloaded"}
@@ -29,6 +32,8 @@ FOUR_BITS = 1 / 2 + 1 / 64 + 4 / (64 * 256)
 """Bytes of a weight in NF4: 4 bits, a scale of 8 bits for 64 of them, and one of 32 bits for 256 scales."""
 MAX_LIVE = 1_000_000_000
 """Numbers: `stage3_max_live_parameters` of the shipped configs."""
+CONTEXT = GIB // 2
+"""Of a card's memory for CUDA itself and the kernels."""
 EFFICIENCY = 0.4
 """Share of the measured matrix-multiply rate that training reaches; attention and norms cost the rest."""
 
@@ -52,9 +57,15 @@ class Estimate:
     local: int
     """Processes on one machine."""
     truncation: str
+    card: arguments.Card
+    """What it is for."""
+    dtype: str
+    """Of the frozen weights."""
+    verdict: str
+    """Whether it fits the card, where that is known, and what would make it fit."""
 
     def __str__(self) -> str:
-        where = "card" if arguments.Card.here().cuda else "process"
+        where = "card" if self.card.cuda else "process"
         stages = "\n".join(
             f"  {STAGES[stage]:<24}{need / GIB:>11.2f} GiB a {where}, {self.host[stage] / GIB:>9.2f} GiB of the host's"
             for stage, need in self.memory.items()
@@ -64,7 +75,8 @@ class Estimate:
             f"  trained                 {self.trainable:>11,}  ({100 * self.trainable / self.parameters:.3g}%)\n"
             f"optimizer steps           {self.steps:>11,}  ({self.tokens:,} tokens, "
             f"padding {100 * self.padding:.1f}%)\n"
-            f"memory on {self.processes} process(es), {self.local} of them on each host\n{stages}\n"
+            f"memory on {self.processes} process(es), {self.local} of them on each host, weights in {self.dtype}"
+            f"\n{stages}\n{self.verdict}"
             f"hours on this machine     {self.hours:>11.2f}  (from its measured matrix-multiply rate)"
         )
 
@@ -118,13 +130,22 @@ class ModelSize:
         )
 
 
-def dry_run(config: Config, questions: QuestionFiles) -> Estimate:
+def dry_run(config: Config, questions: QuestionFiles, card: str | None = None) -> Estimate:
     """Estimate what `train` will need; reads the model's config and tokenizer, never its weights.
+
+    Args:
+        config: what is to be trained.
+        questions: what on.
+        card: for one of `arguments.CARDS`, whatever this machine has.
 
     Raises:
         UserError: as `train` before its first step.
     """
     training = config.training
+    device = arguments.Card.named(card) if card else arguments.Card.here(bool(training.arguments.get("use_cpu")))
+    if card and config.model.dtype == "auto":
+        half: Any = "bfloat16" if device.bf16 else "float16"
+        config = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype=half))
     # As the launcher set them.
     world = int(os.environ.get("WORLD_SIZE", "1"))
     local = int(os.environ.get("LOCAL_WORLD_SIZE", world))
@@ -142,33 +163,98 @@ def dry_run(config: Config, questions: QuestionFiles) -> Estimate:
     if steps <= 0:
         steps = math.ceil(len(plan) * float(training.arguments.get("num_train_epochs", 3)))
     tokens = round(plan.tokens() * steps / len(plan))
-    checkpointing = bool(
-        training.arguments.get("activation_checkpointing") or training.arguments.get("gradient_checkpointing")
-    )
-    generates = family.task == "generate"
-    size = ModelSize.of(model, generates=generates, load_in_4bit=config.model.load_in_4bit)
-    working = activations(model.config, data, checkpointing=checkpointing, generates=generates)
-    needed = memory(size, working, world)
+    size, needed = needs(config, model, data, world, device)
     return Estimate(
         parameters=size.parameters,
         trainable=size.trained,
         steps=steps,
         tokens=tokens,
         padding=plan.padding(),
-        hours=seconds(size, tokens, checkpointing=checkpointing) / world / 3600,
+        hours=seconds(size, tokens, checkpointing=recomputes(config)) / world / 3600,
         memory=needed,
         host=host_memory(
             size,
             needed,
             world=world,
             local=local,
-            use_cpu=bool(training.arguments.get("use_cpu")),
+            on_card=device.cuda,
             merges_adapter=config.model.adapter_name_or_path is not None,
         ),
         processes=world,
         local=local,
         truncation=truncation_table(encoded.truncation, config.prompt),
+        card=device,
+        dtype="4 bits" if config.model.load_in_4bit else str(checkpoint.dtype(config.model)).removeprefix("torch."),
+        verdict=verdict(config, needed, device),
     )
+
+
+def recomputes(config: Config) -> bool:
+    """Return whether activations are computed again in the backward pass."""
+    values = config.training.arguments
+    return bool(values.get("activation_checkpointing") or values.get("gradient_checkpointing"))
+
+
+def needs(
+    config: Config, model: Any, data: TrainingData, world: int, card: arguments.Card
+) -> tuple[ModelSize, dict[str, int]]:
+    """Return the size of a model, with what is tuned in it, and the bytes on each card by stage."""
+    generates = run.parts(config)[0].task == "generate"
+    size = ModelSize.of(model, generates=generates, load_in_4bit=config.model.load_in_4bit)
+    fused = generates and can_fuse(model.get_output_embeddings()) and not smooths(config)
+    working = activations(
+        model.config, data, checkpointing=recomputes(config), generates=generates, fused=fused, card=card
+    )
+    return size, memory(size, working, world, card)
+
+
+def stage_of(config: Config) -> str:
+    """Return the key of `STAGES` that the recipe names, or the path of a DeepSpeed config of the user's own."""
+    return str(config.training.arguments.get("deepspeed") or "none")
+
+
+def smooths(config: Config) -> bool:
+    """Return whether labels are smoothed, which needs the logits of all of them at once."""
+    return bool(config.training.arguments.get("label_smoothing_factor"))
+
+
+def verdict(config: Config, needed: Mapping[str, int], card: arguments.Card) -> str:
+    """Return a line on whether the run fits the card, and the keys to change if not; nothing for an unknown card."""
+    stage = stage_of(config)
+    if card.memory is None or stage not in needed:
+        return ""
+    room, need = (card.memory - CONTEXT) / GIB, needed[stage] / GIB
+    if need <= room:
+        return f"fits {card.name}: needs {need:.2f} of {room:.2f} GiB\n"
+    return f"does not fit {card.name}: needs {need:.2f} of {room:.2f} GiB; change {remedies(config)}\n"
+
+
+def remedies(config: Config) -> str:
+    """Return the settings that make a training need less memory, of those that it has not got yet."""
+    values = config.training.arguments
+    stage, micro = stage_of(config), int(values.get("per_device_train_batch_size", 8))
+    family, method = run.parts(config)
+    may_quantise = method.trains_beside_4bit and family.loads_in_4bit
+    settings = {
+        "training.gradient_checkpointing=true": not recomputes(config),
+        f"training.per_device_train_batch_size={micro // 2}": micro > 1,
+        "model.load_in_4bit=true": may_quantise and not config.model.load_in_4bit,
+        "training.deepspeed=zero3 on several cards": "zero3" not in stage and not config.model.load_in_4bit,
+        "training.deepspeed=zero3_offload": stage == "zero3",
+        "a smaller prompt.max_source_length": True,
+    }
+    return ", ".join(setting for setting, applies in settings.items() if applies)
+
+
+def out_of_memory(config: Config, model: Any, data: TrainingData, world: int, error: BaseException) -> str:
+    """Return the message for a training that met the end of its card's memory: numbers, and what to change."""
+    card, stage = arguments.Card.here(), stage_of(config)
+    foreseen = ""
+    # Of weights that are in 4 bits, or shared out, only a part can be counted here.
+    if card.memory is not None and stage in ("none", "zero2") and not config.model.load_in_4bit:
+        need = needs(config, model, data, world, card)[1][stage]
+        foreseen = f" --dry-run foresees {need / GIB:.2f} GiB; {card.name} has {card.memory / GIB:.2f}."
+    return f"the card's memory ran out ({first_line(error)}).{foreseen} Change {remedies(config)}."
 
 
 def seconds(size: ModelSize, tokens: int, *, checkpointing: bool) -> float:
@@ -196,16 +282,17 @@ def measured_rate(hidden: int) -> float:
     return turns * 2 * 1024 * hidden * 4 * hidden / (time.perf_counter() - started)
 
 
-def memory(size: ModelSize, working: int, world: int) -> dict[str, int]:
+def memory(size: ModelSize, working: int, world: int, card: arguments.Card | None = None) -> dict[str, int]:
     """Return the bytes that each process needs on its device, by stage.
 
     Args:
         size: of the model: weights, and with them gradients and Adam's two moments.
         working: bytes of activations.
         world: processes that ZeRO shares them out to.
+        card: what is trained on; None: what is here.
     """
     weights, gradients, adam = (size.trained * number for number in (WEIGHT_BYTES, GRADIENT_BYTES, ADAM_BYTES))
-    held = buffers(size)
+    held = buffers(size, card)
     return {
         "none": size.frozen_bytes + weights + gradients + adam + working,
         "zero2": size.frozen_bytes + weights + (gradients + adam) // world + held["zero2"] + working,
@@ -215,7 +302,7 @@ def memory(size: ModelSize, working: int, world: int) -> dict[str, int]:
 
 
 def host_memory(
-    size: ModelSize, needed: Mapping[str, int], *, world: int, local: int, use_cpu: bool, merges_adapter: bool
+    size: ModelSize, needed: Mapping[str, int], *, world: int, local: int, on_card: bool, merges_adapter: bool
 ) -> dict[str, int]:
     """Return the bytes of a machine's own memory, by stage.
 
@@ -228,13 +315,13 @@ def host_memory(
         needed: bytes on each process's device, which is the machine's own memory where there is no card.
         world: processes in all.
         local: processes on this machine.
-        use_cpu: whether cards are left alone.
+        on_card: whether there are cards, which are used.
         merges_adapter: whether `model.adapter_name_or_path` is set.
     """
     program = psutil.Process().memory_info().rss
     saved = size.trained * WEIGHT_BYTES
     offloaded = (size.frozen_bytes + size.trained * (WEIGHT_BYTES + GRADIENT_BYTES + ADAM_BYTES)) // world
-    if arguments.Card.here(use_cpu).cuda:
+    if on_card:
         loading = size.frozen_bytes + saved if merges_adapter else size.largest_bytes
         each = {
             "none": size.largest_bytes,
@@ -247,17 +334,26 @@ def host_memory(
     return {stage: local * (program + needs) + saved for stage, needs in each.items()}
 
 
-def buffers(size: ModelSize) -> dict[str, int]:
+def buffers(size: ModelSize, card: arguments.Card | None = None) -> dict[str, int]:
     """Return the bytes that the shipped ZeRO-2 and ZeRO-3 add on each process, in the type of computation.
 
     ZeRO-2 fills one bucket with gradients while the other is summed. ZeRO-3 has one, of the square of the width, and
     keeps whole weights that are needed again soon, up to `stage3_max_live_parameters`.
     """
     zero3 = size.hidden**2 + min(size.parameters, MAX_LIVE)
-    return {"zero2": 2 * arguments.bucket_size(size.trained) * _number_bytes(), "zero3": zero3 * _number_bytes()}
+    width = _number_bytes(card)
+    return {"zero2": 2 * arguments.bucket_size(size.trained) * width, "zero3": zero3 * width}
 
 
-def activations(shape: Any, data: TrainingData, *, checkpointing: bool, generates: bool) -> int:
+def activations(
+    shape: Any,
+    data: TrainingData,
+    *,
+    checkpointing: bool,
+    generates: bool,
+    fused: bool = False,
+    card: arguments.Card | None = None,
+) -> int:
     """Return the bytes of activations of the largest micro-batch.
 
     What autograd keeps of a block for each token, in the compute type: about 12 vectors of the hidden size (inputs of
@@ -268,7 +364,10 @@ def activations(shape: Any, data: TrainingData, *, checkpointing: bool, generate
         shape: the model's config.
         data: what is trained on.
         checkpointing: whether activations are recomputed in the backward pass.
-        generates: whether there are logits over the vocabulary, 3 times in float32.
+        generates: whether there are logits over the vocabulary: those of all labels in the compute type and 3 times in
+            float32 (a copy, log-softmax, its gradient).
+        fused: whether their loss is computed chunk by chunk (`logits.can_fuse`).
+        card: what is trained on; None: what is here.
     """
     hidden = int(shape.hidden_size)
     inner = int(getattr(shape, "intermediate_size", None) or getattr(shape, "ffn_hidden_size", None) or 4 * hidden)
@@ -280,9 +379,13 @@ def activations(shape: Any, data: TrainingData, *, checkpointing: bool, generate
     block = 12 * hidden + 4 * inner
     layers = int(shape.num_hidden_layers)
     kept = layers * hidden + block if checkpointing else layers * block
-    logits = 3 * 4 * max(data.train.num_targets) * rows * int(getattr(shape, "vocab_size", 0)) if generates else 0
-    return slots * kept * _number_bytes() + logits
+    width = _number_bytes(card)
+    labels = max(data.train.num_targets) * rows if generates else 0
+    # In a chunk: logits and their shares in float32, and both in the compute type.
+    per_label = 2 * (4 + width) if fused else 3 * 4 + width
+    logits = (min(labels, CHUNK) if fused else labels) * per_label * int(getattr(shape, "vocab_size", 0))
+    return slots * kept * width + logits
 
 
-def _number_bytes() -> int:
-    return 2 if arguments.Card.here().cuda else 4
+def _number_bytes(card: arguments.Card | None) -> int:
+    return 2 if (card or arguments.Card.here()).cuda else 4

@@ -63,21 +63,11 @@ class LabelLogits:
 
         Over a frozen linear head the loss and its gradient are computed together, chunk by chunk, so that the logits
         of all labels never exist at once. The model itself computes one position's logits; if they are not what the
-        head alone gives (models that scale or cap them), or with float16, smoothing or ZeRO-3, all go through it.
+        head alone gives (models that scale or cap them), or with smoothing or ZeRO-3, all go through it.
         """
         weight, bias = (self._head._parameters.get(name) for name in ("weight", "bias"))
-        fused = (
-            type(self._head) is nn.Linear
-            and weight is not None
-            and not weight.requires_grad
-            and weight.dim() == 2
-            and weight.numel() > 0
-            and weight.dtype != torch.float16
-            and not smoothing
-            and not self._scaled
-            and bool((labels[:, 1:] != IGNORE_INDEX).any())
-        )
-        if not fused:
+        labelled = bool((labels[:, 1:] != IGNORE_INDEX).any())
+        if smoothing or self._scaled or not labelled or not can_fuse(self._head):
             return token_loss(*self(model, inputs, labels), smoothing)
         self._only_first = True
         try:
@@ -95,6 +85,18 @@ class LabelLogits:
                 return token_loss(*self(model, inputs, labels), smoothing)
         summed: Any = _HeadLoss.apply
         return torch.as_tensor(summed(hidden, weight, bias, targets))
+
+
+def can_fuse(head: nn.Module) -> bool:
+    """Return whether a head's loss can be computed chunk by chunk: a frozen matrix, whole on this process."""
+    weight = head._parameters.get("weight")
+    return (
+        type(head) is nn.Linear
+        and weight is not None
+        and not weight.requires_grad
+        and weight.dim() == 2
+        and weight.numel() > 0
+    )
 
 
 class _HeadLoss(torch.autograd.Function):
@@ -125,9 +127,9 @@ class _HeadLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *outer: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Scale the gradient that `forward` has computed."""
+        """Scale the gradient that `forward` has computed; in float32, as loss scaling can exceed float16's 65504."""
         (gradient,) = ctx.saved_tensors
-        return gradient * outer[0].to(gradient.dtype), None, None, None
+        return (gradient.float() * outer[0]).to(gradient.dtype), None, None, None
 
 
 def token_loss(logits: torch.Tensor, targets: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:

@@ -18,7 +18,7 @@ from cmexam_tune.models import checkpoint
 from cmexam_tune.models.adapters import Method
 from cmexam_tune.models.families import Family, Loaded
 from cmexam_tune.training import arguments as arguments_of
-from cmexam_tune.training import callbacks, checkpoints, monitor, processes, selfcheck
+from cmexam_tune.training import callbacks, checkpoints, estimate, monitor, processes, selfcheck
 from cmexam_tune.training.data.batches import TrainingData
 from cmexam_tune.training.data.encoding import Encoder, truncation_table
 from cmexam_tune.training.data.questions import QuestionFiles
@@ -168,7 +168,7 @@ def _take_steps(trainer: ExamTrainer, resume: Path | None) -> dict[str, float]:
     """Take the steps that are left; return the Trainer's metrics.
 
     Raises:
-        UserError: the checkpoint cannot be gone on from.
+        UserError: the checkpoint cannot be gone on from, or the card's memory is too small.
         KeyboardInterrupt: a signal asked for it; a checkpoint is kept.
     """
     first = trainer.args.process_index == 0
@@ -178,10 +178,18 @@ def _take_steps(trainer: ExamTrainer, resume: Path | None) -> dict[str, float]:
         trainer.add_callback(screen)
         try:
             result = trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
+        except torch.OutOfMemoryError as error:
+            message = estimate.out_of_memory(
+                trainer.config, trainer.unwrapped_model, trainer.data, trainer.args.world_size, error
+            )
+            raise UserError(message) from error
         except checkpoint.LOADING as error:
             # Only before its first step can a failure be the checkpoint's.
-            own = isinstance(error, TrainingStopped | torch.OutOfMemoryError)
-            if own or resume is None or trainer.state.global_step > checkpoints.step_of(resume):
+            if (
+                isinstance(error, TrainingStopped)
+                or resume is None
+                or trainer.state.global_step > checkpoints.step_of(resume)
+            ):
                 raise
             raise UserError(
                 f"{resume}: training cannot go on from it ({first_line(error)}). {checkpoints.GO_BACK}"

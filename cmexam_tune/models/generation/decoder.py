@@ -5,16 +5,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
+import torch
 from peft import PeftModel
 from transformers import (
     GenerationConfig,
     LogitsProcessorList,
     StoppingCriteriaList,
 )
+from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 
 from cmexam_tune import prompts
 from cmexam_tune.config import Config
-from cmexam_tune.core.errors import ConfigError
+from cmexam_tune.core import cli
+from cmexam_tune.core.errors import ConfigError, UserError, first_line
 from cmexam_tune.core.schema import Question
 from cmexam_tune.evaluation.answer_parsing import (
     HALF,
@@ -62,6 +65,7 @@ class Decoder:
         """More of transformers' stopping criteria, for `generate`."""
         self.row_options: dict[str, RowOptions] = {}
         """Id of a question -> what `generate` does for it alone."""
+        self._halvings = 0
         self._priors: dict[str, dict[str, float]] = {}
         self._examples: dict[Any, int] = {}
 
@@ -84,10 +88,56 @@ class Decoder:
         Raises:
             ConfigError: a mode that needs letters with a style that writes none, or unusable generation settings.
         """
-        modes = {"generate": self.generate, "constrained": self._constrained, "likelihood": self._most_probable}
+        modes = {"generate": self._written, "constrained": self._constrained, "likelihood": self._most_probable}
         mode = modes[self.config.generation.mode]
         for window in windows(requests, self.config.generation.batch_size):
-            yield from mode(window)
+            yield from self._within_memory(mode, window)
+
+    def generate(self, requests: Sequence[PromptRequest]) -> Iterator[Completion]:
+        """Let the model write, up to its EOS, a stop text of the template or of the row, or `max_new_tokens`."""
+        return self._within_memory(self._written, requests)
+
+    @property
+    def batch_size(self) -> int:
+        """Prompts that are answered together: `generation.batch_size`, halved each time it did not fit the card."""
+        return max(self.config.generation.batch_size >> self._halvings, 1)
+
+    def _within_memory(
+        self, mode: Callable[[Sequence[PromptRequest]], Iterator[Completion]], requests: Sequence[PromptRequest]
+    ) -> Iterator[Completion]:
+        """Yield what `mode` makes of requests; those of a batch that the card cannot hold are asked in smaller ones."""
+        missing = {request.question.id: request for request in requests}
+        while True:
+            try:
+                for completion in mode(list(missing.values())):
+                    del missing[completion.request.question.id]
+                    yield completion
+                return
+            except torch.OutOfMemoryError as error:
+                self._halve(error)
+            # Not in the handler: while it runs, the traceback holds all that the batch had on the card.
+            torch.cuda.empty_cache()
+
+    def _halve(self, error: torch.OutOfMemoryError) -> None:
+        """Answer fewer prompts at once from now on.
+
+        Raises:
+            UserError: there is one prompt at a time already.
+            OutOfMemoryError: nothing can be asked again, because a part of it was told, or because other processes
+                take every step together with this one.
+        """
+        zero3: bool = is_deepspeed_zero3_enabled()  # type: ignore[no-untyped-call]
+        if zero3 or any(row.tell for row in self.row_options.values()):
+            raise error
+        if self.batch_size == 1:
+            raise UserError(
+                f"{self.config.model.model_name_or_path}: one prompt at a time is too much for the card's memory "
+                f"({first_line(error)}). Lower generation.max_new_tokens, prompt.max_source_length or prompt.shots, "
+                "set model.load_in_4bit=true, or take a larger card."
+            ) from error
+        size = self.batch_size
+        self._halvings += 1
+        cli.note(f"note: {size} prompts at once do not fit the card; going on with generation.batch_size={size // 2}")
 
     def _constrained(self, requests: Sequence[PromptRequest]) -> Iterator[Completion]:
         for item, letters in self.constrained(requests):
@@ -138,8 +188,7 @@ class Decoder:
                 )
         return self._examples[key]
 
-    def generate(self, requests: Sequence[PromptRequest]) -> Iterator[Completion]:
-        """Let the model write, up to its EOS, a stop text of the template or of the row, or `max_new_tokens`."""
+    def _written(self, requests: Sequence[PromptRequest]) -> Iterator[Completion]:
         chosen, shaping = sampling.split(stopping.settings(self.model, self.tokenizer, self.config))
         ends = stopping.end_ids(chosen)
         for batch in self._batches(self.ask(requests)):
@@ -292,7 +341,7 @@ class Decoder:
         return self._priors[key]
 
     def _batches(self, items: Sequence[Item], key: Callable[[Item], Any] = lambda item: 0) -> Iterator[Batch]:
-        return batches(self.model, items, self.pad, self.config.generation.batch_size, key)
+        return batches(self.model, items, self.pad, self.batch_size, key)
 
     def _trees(self, items: Sequence[Item]) -> Iterator[tuple[Batch, list[Ids], list[allowed_answers.Node]]]:
         """Yield batches with what all legal answers of each row start with, and the tree of the rest of them."""

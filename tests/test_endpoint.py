@@ -246,6 +246,7 @@ def test_no_key_of_another_address_is_sent(monkeypatch: pytest.MonkeyPatch) -> N
         (["model.api_key_env=NOT_SET_HERE"], "NOT_SET_HERE is not set"),
         (["model.api_key_env=sk_secret"], "variable that it names is not set"),
         (["generation.num_beams=4"], "generation.num_beams"),
+        (["generation.thinking_tokens=100"], "generation.thinking_tokens: a server has no such setting"),
         (["prompt.template=nothing"], "unknown"),
     ],
 )

@@ -28,7 +28,6 @@ FLOORS = (
 )
 MACHINERY = ("models", "training", "inference", "interop", "cmb_clin")
 """Parts whose files may import torch; all others are read by programs that start in a moment."""
-SEAMS = ("exams", "models/families", "models/adapters", "evaluation/scorers")
 VARIANTS = {path.stem for seam in ("families", "adapters") for path in (PACKAGE / "models" / seam).iterdir()}
 HEAVY = {"torch", "transformers", "peft", "deepspeed", "accelerate"}
 SLOW = HEAVY | {"datasets", "jieba", "sacrebleu", "rouge_score", "evaluate", "pandas", "openpyxl", "numpy", "scipy"}

@@ -1,5 +1,6 @@
 """Published scripts' numbers on the same outputs: unit cases of our own, and the goldens where they are at hand."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -205,3 +206,18 @@ def test_a_profile_of_ones_own_by_its_dotted_name(tmp_path, monkeypatch):
     files = ["--predictions", str(tmp_path / "predictions.jsonl"), "--questions", str(tmp_path / "questions.jsonl")]
     assert not evaluate.main([*files, "--out", str(tmp_path / "out"), "--profile", "my_lab.prof"])
     assert json.loads((tmp_path / "out" / "report.json").read_text(encoding="utf-8"))["overall"]["accuracy"] == 100
+
+
+def test_a_scorer_brings_metrics_of_its_own():
+    """Each is a function of (right, given) letters, for every facet too; there is none of no questions."""
+
+    def first_letter(pairs):
+        return 100 * sum(right[:1] == given[:1] for right, given in pairs) / len(pairs)
+
+    scorer = dataclasses.replace(scorers.get("standard"), metrics={"first_letter": first_letter})
+    questions = [Question("a", "题", DRUGS, "AB"), Question("b", "题", DRUGS, "C")]
+    outputs = [Prediction("a", "答案: AC"), Prediction("b", "说不清")]
+    graded = grading.grade(questions, outputs, scorer)
+    assert grading.score(graded, scorer)["first_letter"] == 50
+    assert grading.score(graded[:1], scorer)["first_letter"] == 100
+    assert grading.score([], scorer)["first_letter"] is None

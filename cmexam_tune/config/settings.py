@@ -288,6 +288,10 @@ class GenerationConfig:
                 raise ValueError(f"{name}: has no effect without sampling; add generation.do_sample=true")
 
 
+LOCAL_ONLY = ("thinking_tokens",)
+"""Settings that a model behind an address cannot keep: refused there, not ignored."""
+
+
 class GenerationOptions(TypedDict, total=False):
     """Names of `transformers.GenerationConfig` with a range that is checked before anything is loaded."""
 

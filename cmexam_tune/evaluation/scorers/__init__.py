@@ -63,6 +63,8 @@ class Scorer:
     averages: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Averages beside the plain share of right answers: key of the scores -> facets, the outermost first.
     `("exam_type", "exam_class")` is the mean over the types of the mean over their classes."""
+    metrics: Mapping[str, Callable[[Sequence[tuple[str, str]]], float]] = field(default_factory=dict)
+    """More scores of the script: key -> function of (right, given) letters, "" where none can be read."""
     headline: str = "accuracy"
     """Key of the score that the script reports: `accuracy` or one of `averages`."""
     styles: tuple[str, ...] = ()

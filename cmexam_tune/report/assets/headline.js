@@ -1,6 +1,6 @@
 // Who this is, and the number that everybody looks for first.
 
-const TEXT_METRICS = ["bleu1", "bleu4", "rouge1", "rouge2", "rougeL"];
+const APART = ["n", "accuracy", "accuracy_ci", "answered"];  // said in words of their own
 
 function identityList() {
   const who = R.identity;
@@ -58,7 +58,7 @@ function headline() {
   };
   const facts = [
     fact("answered", both("readable outputs", "可解析的输出"), overall.n ? `<span class="nowrap">${count(overall.answered)}<small> / ${count(overall.n)}</small></span>` : "–"),
-    ...["accuracy_macro", "weighted_f1", ...TEXT_METRICS].filter(key => overall[key] != null).map(key => fact(key, heading(key), number(overall[key], key))),
+    ...shownColumns.filter(key => !APART.includes(key)).map(key => fact(key, heading(key), number(overall[key], key))),
   ];
   section("headline", escape(R.name === "this run" ? "Result" : R.name), escape(R.name === "this run" ? "结果" : R.name), `${identityList()}${caveats()}
     <div class="top"><div><div class="big">${number(overall.accuracy)}<small>%</small></div><div>${both("answered exactly right", "完全答对")}</div></div>${facts.join("")}</div>

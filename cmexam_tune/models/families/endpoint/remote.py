@@ -1,5 +1,6 @@
 """What a model behind an address is asked, and the answers that its replies are."""
 
+import dataclasses
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -8,6 +9,7 @@ from typing import Any
 
 from cmexam_tune import prompts
 from cmexam_tune.config import Config
+from cmexam_tune.config.settings import LOCAL_ONLY
 from cmexam_tune.core import cli
 from cmexam_tune.core.errors import ConfigError, UserError
 from cmexam_tune.core.schema import Question
@@ -283,6 +285,10 @@ def _settings(config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
                 f"generation.{key}: a server has no such setting. Leave it out; fields that yours has beyond OpenAI's "
                 "go into generation.extra_body."
             )
+    defaults = {field.name: field.default for field in dataclasses.fields(config.generation)}
+    for key in LOCAL_ONLY:
+        if getattr(config.generation, key) != defaults[key]:
+            raise ConfigError(f"generation.{key}: a server has no such setting. Leave it out.")
     for key in OWN:
         if key in config.generation.extra_body:
             raise ConfigError(f"generation.extra_body: {key} is what is asked, and cannot be replaced. Leave it out.")

@@ -232,8 +232,9 @@ def breakdown(table: Breakdown, columns: Sequence[str], numbers: Published | Non
 
 
 def label(group: Cell | Name) -> str:
-    """Return abbreviation and Chinese name of a group."""
-    return group.name if group.name == group.zh else f"{group.name} {group.zh}"
+    """Return the paper's abbreviation, or else the English name, and the Chinese name of a group."""
+    first = group.en if group.name == group.zh else group.name
+    return first if first == group.zh else f"{first} {group.zh}"
 
 
 def by_length(bins: Sequence[Mapping[str, Any]]) -> Table:

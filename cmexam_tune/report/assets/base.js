@@ -13,6 +13,30 @@ const escape = text => String(text).replace(/[&<>"']/g, character => ENTITIES[ch
 const both = (en, zh) => en === zh ? en : `<span class="en">${en}</span><span class="zh">${zh}</span>`;
 const word = (en, zh) => isChinese() ? zh : en;
 
+// The Chinese of English words that the report's data hold; everything else, such as a model's name, stands for itself.
+const CHINESE = {
+  "this run": "本次模型", "Human volunteers": "志愿者（真人）", "Random": "随机",
+  "all questions": "全部题目", "four options, one right letter": "四个选项的单选题", "all but those printed as 多项选择题": "除标为“多项选择题”以外的题目",
+  "Overall comparison on CMExam dataset": "CMExam 总体对比", "Comparing disease classifications": "按疾病组对比", "Comparing clinical department": "按临床科室对比",
+  "Comparing medical discipline": "按医学学科对比", "Comparing LLMs' competencies": "按能力领域对比", "Results by question difficulty": "按题目难度的结果",
+};
+const ENGLISH = {"最佳选择题、配伍选择题、综合分析选择题、多项选择题": "best-choice, matching, case and multiple-choice questions"};
+const PARTS = [
+  [/, (Table \d+): (.*)$/, (_, table, caption) => `，${table}：${inChinese(caption)}`],
+  [/Tables (\d+) and (\d+)/, "表 $1、表 $2"], [/Table (\d+)/, "表 $1"], [/\banswer-only\b/, "直接作答"], [/\bzero-shot\b/, "零样本"], [/\b(\d+)-shot\b/, "$1 样本"],
+  [/\bstyle (?=\S)/, "提示风格 "], [/\btemplate (?=\S)/, "对话模板 "], [/\b(\d+) shots\b/, "$1 个示例"],
+];
+const inChinese = text => CHINESE[text] ?? text;
+const said = text => word(ENGLISH[text] ?? text, inChinese(text));
+const phrase = text => both(escape(ENGLISH[text] ?? text), escape(inChinese(text)));
+// A source or a prompt: its words are ours, in any order.
+const described = text => both(escape(text), escape(PARTS.reduce((zh, [words, replacement]) => zh.replace(words, replacement), text)));
+
+// A value of a facet as the data spell it -> its English and Chinese name.
+const NAMES = new Map(R.tables.map(({facet, cells}) => [facet, new Map(cells.flatMap(cell => cell.values.map(value => [value, cell])))]));
+const named = (facet, value) => NAMES.get(facet)?.get(value) ?? {en: value, zh: value};
+const facetName = facet => ({en: facet, zh: R.tables.find(table => table.facet === facet)?.zh ?? facet});
+
 function heading(key) {
   const names = R.headings[key];
   return names ? both(escape(names.en), escape(names.zh)) : escape(key);

@@ -14,17 +14,17 @@ function macroAccuracy() {
 function comparedItems() {
   const published = R.published, own = R.runs ? Object.entries(R.runs) : [[R.name, overall]];
   const items = own.map(([name, scores], i) => ({
-    label: i || R.name !== "this run" ? escape(name) : both("This run", "本次模型"), value: scores.accuracy, interval: scores.accuracy_ci, kind: i ? "other" : "own",
+    label: phrase(name), value: scores.accuracy, interval: scores.accuracy_ci, kind: i ? "other" : "own",
   }));
   if (R.comparison && R.comparison.n) {
     const {name, both: right, lost, n} = R.comparison;
-    items.push({label: escape(name), value: 100 * (right + lost.length) / n, kind: "other"});
+    items.push({label: phrase(name), value: 100 * (right + lost.length) / n, kind: "other"});
   }
   if (published && published.metric === "accuracy_macro") {
     items.push({label: both("This run, mean of the categories", "本次模型（各大类均值）"), value: macroAccuracy(), kind: "own"});
   }
   for (const row of published ? published.rows : []) {
-    items.push({label: escape(row.name), value: row[published.metric], kind: "published", note: " †"});
+    items.push({label: phrase(row.name), value: row[published.metric], kind: "published", note: " †"});
   }
   for (const [key, baseline] of Object.entries(R.baselines)) {
     items.push({label: both(...BASELINES[key]), value: baseline.expected, kind: "guess"});
@@ -36,7 +36,7 @@ function publishedNote() {
   const published = R.published;
   if (!published) return "";
   const caveat = published.caveat ? `<p class="warning">${both(`† Not the same questions: the ${escape(published.caveat)}.`, `† 题目不同：公布的数值来自论文的测试集（${count(published.n)} 题），而非本报告的 ${count(overall.n)} 道题，不能直接比较。`)}</p>` : "";
-  return `${caveat}<p class="soft">† ${both("Published", "论文公布")}: ${escape(published.source)}</p>`;
+  return `${caveat}<p class="soft">† ${both("Published", "论文公布")}: ${described(published.source)}</p>`;
 }
 
 function compared() {

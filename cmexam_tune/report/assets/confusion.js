@@ -14,7 +14,7 @@ function confusion() {
     return `<tr><th>${name(gold[i])}</th>${cells.join("")}</tr>`;
   });
   section("confusion", "Confusion matrix", "混淆矩阵", `<p class="soft">${both(
-    "Lines: the right answer; columns: what was answered. A dark column off the outlined diagonal is a preference for that letter. Click a number to see the questions.",
+    "Rows: correct answer; columns: model's answer. A dark column outside the diagonal means the model favours that letter. Click a number to see the questions.",
     "行为标准答案，列为模型所答。描边对角线以外的深色列说明模型偏好该选项。点击数字可查看题目。")}</p>
     <div class="scroll"><table class="heat"><thead><tr><th></th>${predicted.map(letter => `<th>${name(letter)}</th>`).join("")}</tr></thead><tbody>${lines.join("")}</tbody></table></div>`);
 }

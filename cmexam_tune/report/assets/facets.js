@@ -10,9 +10,8 @@ function publishedOf(breakdown) {
 }
 
 function groupName(group) {
-  const zh = group.zh !== group.name ? ` <span class="soft">${escape(group.zh)}</span>` : "";
-  const en = group.en !== group.name && group.en !== group.zh ? ` <span class="soft en">${escape(group.en)}</span>` : "";
-  return `${escape(group.name)}${zh}${en}`;
+  const full = both(escape(group.en), escape(group.zh));
+  return [group.en, group.zh].includes(group.name) ? full : `${escape(group.name)} <span class="soft">${full}</span>`;
 }
 
 function groupLabel(group) {
@@ -35,8 +34,8 @@ function breakdownHtml(breakdown) {
   const columns = [...shownColumns.filter(key => key !== "accuracy_macro"), ...published.models.map(model => model.name)];
   const macro = breakdown.macro_accuracy != null ? `<p>${both("Mean over the groups (the paper's average)", "各类均值（论文口径）")}: <b>${breakdown.macro_accuracy.toFixed(2)}</b></p>` : "";
   const few = breakdown.cells.some(group => group.small) ? `<p class="soft">${both(`* fewer than ${breakdown.minimum} questions: read the interval, not the accuracy.`, `* 不足 ${breakdown.minimum} 题：请看区间，不要只看正确率。`)}</p>` : "";
-  const source = published.source ? `<p class="soft">${both("Marks", "色标")}: ${escape(published.source)}${R.published.caveat ? ` — ${both("not the same questions", "题目不同")}` : ""}</p>` : "";
-  return `<h3>${both(escape(breakdown.facet), escape(breakdown.zh))} <small>${breakdown.source ? escape(breakdown.source) : ""}</small></h3>
+  const source = published.source ? `<p class="soft">${both("Marks", "色标")}: ${described(published.source)}${R.published.caveat ? ` — ${both("not the same questions", "题目不同")}` : ""}</p>` : "";
+  return `<h3>${both(escape(breakdown.facet), escape(breakdown.zh))} <small>${breakdown.source ? described(breakdown.source) : ""}</small></h3>
     ${legend(published.models)}${bars(rest ? items.slice(0, FEW) : items, scale)}${rest}${macro}${few}${source}
     <details><summary>${both("All numbers", "全部数值")}</summary>${scoreTable(entries, columns)}</details>`;
 }

@@ -6,14 +6,14 @@ function identityList() {
   const who = R.identity;
   if (!who) return "";
   const facts = [
-    [both("Model", "模型"), who.model],
-    [both("Fine-tuned", "微调"), [who.method, who.adapter].filter(Boolean).join(": ")],
-    [both("Data", "数据"), `${who.questions || ""} (n = ${count(who.n)})`],
-    [both("Prompt", "提示"), [who.prompt, who.mode].filter(Boolean).join(", ")],
-    [both("Scored by", "评分规则"), who.profile],
-    [both("Date", "日期"), who.date],
+    [both("Model", "模型"), who.model && escape(who.model)],
+    [both("Fine-tuned", "微调"), escape([who.method, who.adapter].filter(Boolean).join(": "))],
+    [both("Data", "数据"), escape(`${who.questions || ""} (n = ${count(who.n)})`)],
+    [both("Prompt", "提示"), described([who.prompt, who.mode].filter(Boolean).join(", "))],
+    [both("Scored by", "评分规则"), escape(who.profile)],
+    [both("Date", "日期"), escape(who.date)],
   ];
-  return `<dl class="who">${facts.filter(([, text]) => text).map(([name, text]) => `<div><dt>${name}</dt><dd>${escape(text)}</dd></div>`).join("")}</dl>`;
+  return `<dl class="who">${facts.filter(([, text]) => text).map(([name, text]) => `<div><dt>${name}</dt><dd>${text}</dd></div>`).join("")}</dl>`;
 }
 
 function accuracySentence() {
@@ -29,7 +29,7 @@ function accuracySentence() {
 function caveats() {
   const part = R.selection, cut = R.cut && R.cut[R.name], found = [];
   if (part) found.push(both(`Only ${count(part.n)} of ${count(part.of)} questions are scored: ${escape(part.how)}.`, `仅对 ${count(part.of)} 道题中的 ${count(part.n)} 道计分：${escape(part.how)}。`));
-  if (cut && cut.cut) found.push(both(`${count(cut.cut)} of ${count(cut.outputs)} outputs were cut off by their limit, ${count(cut.thinking)} of them while thinking.`, `${count(cut.outputs)} 条输出中有 ${count(cut.cut)} 条因长度上限被截断，其中 ${count(cut.thinking)} 条仍在思考。`));
+  if (cut && cut.cut) found.push(both(`${count(cut.cut)} of ${count(cut.outputs)} outputs reached generation.max_new_tokens and were cut${cut.thinking ? `, ${count(cut.thinking)} of them while thinking` : ""}; raise it.`, `${count(cut.outputs)} 条输出${cut.cut === cut.outputs ? "全部" : `中有 ${count(cut.cut)} 条`}因长度上限被截断${cut.thinking ? `（其中 ${count(cut.thinking)} 条仍在思考）` : ""}，请调大 generation.max_new_tokens。`));
   const mode = R.identity && R.identity.mode;
   if (mode === "first-letter" || mode === "constrained-words") found.push(both(`Answers were read in the way <b>${mode}</b>, because the server does not let an answer's first words be given. They are not comparable with likelihood or constrained answers of local models.`, `服务器不支持给定回答的开头，因此按 <b>${mode}</b> 方式读取答案，与本地模型的 likelihood 或 constrained 结果不可比。`));
   return found.map(text => `<p class="warning">${text}</p>`).join("");

@@ -29,6 +29,7 @@ function setLanguage(language) {
   root.dataset.lang = root.lang = language;
   byId("lang").textContent = language === "zh" ? "English" : "中文";
   drawControls();
+  drawPair();
   if (R.training) drawTraining();
 }
 byId("lang").onclick = () => setLanguage(isChinese() ? "en" : "zh");

@@ -9,7 +9,7 @@ function bridgeTable() {
   const lines = Object.values(R.bridges).map(one => ({
     go: one.differing ? {profile: one.profile} : null,
     cells: [
-      {html: escape(one.profile) + (one.mark ? ` <small title="${escape(one.mark)}">*</small>` : "") + (one.subset === "all questions" ? "" : ` <small>${escape(one.subset)}</small>`), sort: one.profile},
+      {html: escape(one.profile) + (one.mark ? ` <small title="${escape(one.mark)}">*</small>` : "") + (one.subset === "all questions" ? "" : ` <small>${phrase(one.subset)}</small>`), sort: one.profile},
       {html: number(one.standard, "", 2), sort: sortKey(one.standard)}, ...STEPS.map(([key]) => points(one[key])),
       {html: `<b>${number(one.theirs, "", 2)}</b>`, sort: sortKey(one.theirs)}, {html: count(one.differing), sort: one.differing},
     ],

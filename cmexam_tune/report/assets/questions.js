@@ -68,14 +68,14 @@ async function card(i) {
   const runs = R.run_names.length > 1 ? [...new Set([view.other, view.run].filter(run => run != null))] : [0];
   const facts = [
     `${both("right answer", "标准答案")} <b>${escape(right || "?")}</b>`,
-    ...runs.map(run => `${runs.length > 1 ? escape(R.run_names[run]) : both("given", "模型所答")} <b>${escape(answers[run][i] || "–")}</b>`),
+    ...runs.map(run => `${runs.length > 1 ? phrase(R.run_names[run]) : both("given", "模型所答")} <b>${escape(answers[run][i] || "–")}</b>`),
     ...(rougeL[i] != null ? [`ROUGE-L ${rougeL[i].toFixed(1)}`] : []),
     ...(view.profile ? [`${escape(view.profile)} <b>${escape(readings[view.profile][i] || "–")}</b>`] : []),
   ];
   return `<article class="card ${state}"><b class="verdict">${both(...STATES[state])}</b> <small><a href="#q=${encodeURIComponent(ids[i])}">${escape(ids[i])}</a> · ${facts.join(" · ")}</small>
     <div class="stem">${marked(stem)}</div><ul class="options">${optionLines.join("")}</ul>
-    <div>${tags.map(([facet, value]) => `<span class="tag" title="${escape(facet)}">${escape(value)}</span>`).join("")}</div>
-    <div class="two">${runs.map(run => output(runs.length > 1 ? escape(R.run_names[run]) : both("Output", "模型输出"), outputs[run])).join("")}
+    <div>${tags.map(([facet, value]) => `<span class="tag" title="${escape(word(facetName(facet).en, facetName(facet).zh))}">${both(escape(named(facet, value).en), escape(named(facet, value).zh))}</span>`).join("")}</div>
+    <div class="two">${runs.map(run => output(runs.length > 1 ? phrase(R.run_names[run]) : both("Output", "模型输出"), outputs[run])).join("")}
     ${output(both("Reference explanation", "参考解析"), reference)}</div></article>`;
 }
 
@@ -102,10 +102,10 @@ function drawControls() {
   byId("state").innerHTML = option("all", view.state, word("all questions", "全部题目")) +
     ["right", "wrong", "unreadable"].map(state => option(state, view.state, word(...STATES[state]))).join("") + option("failed", view.state, word("wrong or unreadable", "答错或无法解析"));
   byId("run").hidden = R.run_names.length < 2;
-  byId("run").innerHTML = R.run_names.map((name, i) => option(String(i), String(view.run), name)).join("");
-  byId("facet").innerHTML = option("-1", String(view.facet), word("any category", "全部类别")) + R.facets.map((facet, i) => option(String(i), String(view.facet), facet)).join("");
+  byId("run").innerHTML = R.run_names.map((name, i) => option(String(i), String(view.run), said(name))).join("");
+  byId("facet").innerHTML = option("-1", String(view.facet), word("any category", "全部类别")) + R.facets.map((facet, i) => option(String(i), String(view.facet), word(facetName(facet).en, facetName(facet).zh))).join("");
   const values = view.facet < 0 ? [] : Store.index.values[view.facet].filter(Boolean);
-  byId("value").innerHTML = option("", "", word("all", "全部")) + values.map(value => option(value, view.values.length ? view.values[0] : null, value)).join("");
+  byId("value").innerHTML = option("", "", word("all", "全部")) + values.map(value => option(value, view.values.length ? view.values[0] : null, word(named(R.facets[view.facet], value).en, named(R.facets[view.facet], value).zh))).join("");
   byId("value").hidden = view.facet < 0;
   const scored = Store.index.rougeL.some(score => score != null);
   byId("sort").hidden = !scored;

@@ -1,0 +1,154 @@
+"""A report says every word of its own in the reader's language."""
+
+import csv
+import dataclasses
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import released
+
+from cmexam_tune.core.schema import Prediction, Question
+from cmexam_tune.evaluation import breakdowns, comparison, grading
+from cmexam_tune.report import building, identity, writing
+from cmexam_tune.report.papers import published_tables
+
+CMEXAM = ("Disease Group", "Clinical Department", "Medical Discipline", "Medical Competency", "Difficulty level")
+CMB = ("exam_type", "exam_class", "exam_subject")
+SAMPLE = Path(breakdowns.__file__).parents[1] / "sample"
+RELEASED = released.find("CMB-test-choice-answer.json")
+CHINESE = re.compile(r"[\u3400-\u9fff]")
+
+
+def sample_values():
+    """Yield (facet, value) of every question of the shipped sample."""
+    with (SAMPLE / "cmexam/test_with_annotations.csv").open(encoding="utf-8-sig", newline="") as handle:
+        for row in csv.DictReader(handle):
+            yield from ((facet, row[facet]) for facet in CMEXAM if row[facet])
+    for path in (SAMPLE / "cmb").glob("*.json"):
+        for row in json.loads(path.read_text(encoding="utf-8")):
+            yield from ((facet, row[facet]) for facet in CMB if row.get(facet))
+
+
+def assert_named(values):
+    for facet, value in sorted(set(values)):
+        name = breakdowns.define(facet).recognise(value)
+        assert name.en and not CHINESE.search(name.en), (facet, value, name)
+        assert CHINESE.search(name.zh), (facet, value, name)
+
+
+def test_every_value_of_the_sample_has_a_name_in_both_languages():
+    values = set(sample_values())
+    assert len(values) > 60
+    assert_named(values)
+
+
+@pytest.mark.skipif(not RELEASED.is_file(), reason="CMB's released answers are not here")
+def test_every_value_of_cmb_has_a_name_in_both_languages():
+    rows = json.loads(RELEASED.read_text(encoding="utf-8"))
+    values = {(facet, row[facet]) for row in rows for facet in CMB}
+    assert len({value for facet, value in values if facet == "exam_subject"}) > 150
+    assert_named(values)
+
+
+def test_every_group_of_the_papers_has_a_name_in_both_languages():
+    groups = [(d.facet, name.name) for d in breakdowns.definitions() for name in d.values]
+    assert len([facet for facet, _ in groups if facet == "Disease Group"]) >= 27
+    assert_named(groups)
+    for facet in published_tables.beside("cmexam", questions()).facets:
+        assert_named((facet.facet, group) for group in facet.cells)
+
+
+def questions():
+    with (SAMPLE / "cmexam/test_with_annotations.csv").open(encoding="utf-8-sig", newline="") as handle:
+        rows = list(csv.DictReader(handle))
+    options = {"A": "one", "B": "two"}
+    return [
+        Question(str(i), "stem", options, "A", facets={facet: row[facet] for facet in CMEXAM if row[facet]})
+        for i, row in enumerate(rows)
+    ]
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    asked = questions()
+    runs = {
+        name: grading.grade(asked, [Prediction(one.id, f"答案: {answer}") for one in asked])
+        for name, answer in (("this run", "A"), ("zeroshot.jsonl", "B"))
+    }
+    graded, other = runs.values()
+    built = building.build(graded, "standard", {}, published=published_tables.beside("cmexam", asked))
+    scores = {name: grading.score(items, "standard") for name, items in runs.items()}
+    built = dataclasses.replace(
+        built,
+        runs=scores,
+        agreement=comparison.agreement(runs),
+        pairs=comparison.pairwise(runs),
+        comparison=comparison.compare(other, graded, name="zeroshot.jsonl"),
+        identity=identity.Identity("2026-01-01", "standard", "q.jsonl", 30, prompt="style answer, template auto"),
+        bridges={
+            name: comparison.decompose(graded, grading.grade(asked, [i.prediction for i in graded], name), name)
+            for name in ("cmmlu", "medevalkit", "huatuo2-vote")
+        },
+    )
+    out = tmp_path_factory.mktemp("words")
+    writing.write(built, runs, out, latex=True)
+    return out
+
+
+def shown(report, language):
+    """Return the page's parts in one language, without what is hidden there; see shown_page.js."""
+    if shutil.which("node") is None:
+        pytest.skip("no node here to run the page's script")
+    script = Path(__file__).with_name("shown_page.js")
+    command = ["node", str(script), str(report / "report.html"), language]
+    parts = json.loads(subprocess.run(command, capture_output=True, check=True, text=True, timeout=60).stdout)
+    hidden = {"en": "zh", "zh": "en"}[language]
+    return {
+        name: re.sub(rf'<span class="(?:soft )?{hidden}">.*?</span>', "", text)
+        for name, text in parts.items()
+        if name not in ("data", "lang")
+    }
+
+
+def test_an_english_page_has_no_chinese(report):
+    parts = shown(report, "en")
+    assert "Cardiology" in parts["cards"] and "Emergency medicine" in parts["main"]
+    chips = re.findall(r'<span class="tag"[^>]*>.*?</span>', parts["cards"])
+    assert len(chips) > 40
+    for name, text in parts.items():
+        # The outputs themselves and the rule names of published scripts are what they are.
+        own = re.sub(r"<pre.*?</pre>|data-\w+=\"[^\"]*\"|多项选择题|<code>.*?</code>", "", text, flags=re.DOTALL)
+        assert not CHINESE.search(own.replace("故选C", "")), (
+            name,
+            CHINESE.search(own).string[:0],
+            CHINESE.findall(own),
+        )
+
+
+def test_a_chinese_page_says_our_words_in_chinese(report):
+    parts = shown(report, "zh")
+    assert "心内科" in parts["cards"]
+    text = " ".join(parts.values())
+    text = re.sub(r"data-\w+=\"[^\"]*\"|<code>.*?</code>|<pre.*?</pre>", "", text, flags=re.DOTALL)
+    for words in (
+        "this run",
+        "This run",
+        "style answer",
+        "template auto",
+        "Human volunteers",
+        "four options, one right letter",
+        "all but those printed",
+        "Overall comparison",
+        "Comparing",
+    ):
+        assert words not in text, (words, text[text.find(words) - 200 : text.find(words) + 50])
+    assert "本次模型" in parts["first"] and "本次模型" in parts["run"]
+    assert "CMExam 总体对比" in text
+
+
+def test_names_that_people_gave_are_not_translated(report):
+    assert "zeroshot.jsonl" in shown(report, "zh")["first"]

@@ -5,7 +5,6 @@ import json
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -170,35 +169,42 @@ def die(command: list[str], processes: int, hook: forked_programs.Hook) -> None:
         program.kill()
 
 
-@pytest.mark.parametrize(
-    ("name", "changes"),
-    [("term", {}), pytest.param("term2", {"training__deepspeed": "zero2"}, marks=pytest.mark.slow)],
-)
-def test_sigterm_saves_a_checkpoint_and_the_same_command_goes_on(
-    folder: Path, name: str, changes: dict[str, Any]
-) -> None:
-    """One process exits with 130; torchrun hands the signal to its processes and reports it in a way of its own."""
-    path = experiment(folder, name, training__num_train_epochs=6, training__save_steps=5, **changes)
-    alone = name == "term"
-    out, whole, log = folder / name, folder / f"{name}_whole", folder / f"{name}.log"
+def test_sigterm_saves_a_checkpoint_and_the_same_command_goes_on(folder: Path) -> None:
+    path = experiment(folder, "term", training__num_train_epochs=6, training__save_steps=5)
+    program = forked_programs.Program("train", ["--config", str(path), f"out={folder / 'term'}"])
+    while not checkpoints.newest_first(folder / "term"):
+        assert program.running, program.err.read_text()
+        time.sleep(0.01)
+    program.send(signal.SIGTERM)
+    code, _, noted = program.wait(120)
+    assert code == 130
+    check_saved_and_resumed(folder, "term", noted, processes=1)
 
-    def words(out: Path) -> list[str]:
-        return ["--config", str(path), f"out={out}"]
 
-    launcher = [sys.executable, "-m", "cmexam_tune.train"] if alone else training_kit.torchrun()
+@pytest.mark.slow
+def test_sigterm_reaches_the_processes_of_torchrun(folder: Path) -> None:
+    """It hands the signal on and reports it in a way of its own."""
+    changes = {"training__num_train_epochs": 6, "training__save_steps": 5, "training__deepspeed": "zero2"}
+    path, out, log = experiment(folder, "term2", **changes), folder / "term2", folder / "term2.log"
+    command = [*training_kit.torchrun(), "--config", str(path), f"out={out}"]
     with log.open("w") as handle:
-        process = subprocess.Popen([*launcher, *words(out)], env=training_kit.ENVIRONMENT, stdout=handle, stderr=handle)
+        process = subprocess.Popen(command, env=training_kit.ENVIRONMENT, stdout=handle, stderr=handle)
         while not checkpoints.newest_first(out):
             assert process.poll() is None, log.read_text()
             time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
-        code = process.wait(timeout=120)
-    assert code == 130 if alone else code != 0
-    assert "a checkpoint was saved" in log.read_text()
+        assert process.wait(timeout=120) != 0
+    check_saved_and_resumed(folder, "term2", log.read_text(), processes=2)
+
+
+def check_saved_and_resumed(folder: Path, name: str, noted: str, processes: int) -> None:
+    out, whole = folder / name, folder / f"{name}_whole"
+    assert "a checkpoint was saved" in noted
     assert not (out / "adapter").exists()
     stopped = checkpoints.step_of(checkpoints.newest_first(out)[0])
-    noted, _ = (finish(["train", *words(run)], 1 if alone else 2) for run in (out, whole))
-    assert f"resuming from {out}/checkpoint-{stopped}" in noted
+    command = ["train", "--config", str(folder / f"{name}.yaml")]
+    assert f"resuming from {out}/checkpoint-{stopped}" in finish([*command, f"out={out}"], processes)
+    finish([*command, f"out={whole}"], processes)
     assert adapter(out) == adapter(whole)
 
 

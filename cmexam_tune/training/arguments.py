@@ -239,6 +239,7 @@ def _single_process_environment() -> None:
     if "WORLD_SIZE" in os.environ:
         return
     with socket.socket() as probe:
+        # Port 0 lets the system choose a free one, so that runs on one machine do not meet.
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))

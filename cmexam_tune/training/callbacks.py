@@ -52,8 +52,8 @@ class JsonlLog(TrainerCallback):
         """Drop what a killed run has logged after the checkpoint that is resumed from."""
         if not state.is_world_process_zero or not self.path.exists():
             return
-        kept = [entry for entry in read_log(self.path) if entry["step"] <= state.global_step]
-        jsonl.write(self.path, kept, overwrite=True)
+        entries = [entry for entry in read_log(self.path) if entry["step"] <= state.global_step]
+        jsonl.write(self.path, entries, overwrite=True)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         """Log the first and the last step too, so that a short run has a curve."""

@@ -176,16 +176,19 @@ def publish(staged: Path, target: Path, deepspeed: bool) -> None:
         return
     merged = {name: checksum for part in checksums for name, checksum in part.items()}
     write_manifest(staged, merged, processes=world, deepspeed=deepspeed)
+    # One of this step is there if it was damaged and training went back behind it.
     if target.exists():
         shutil.rmtree(target)
     staged.rename(target)
     staged.parent.rmdir()
+    # A rename lives in its parent folder.
     sync(target.parent)
 
 
 def owner(name: str, world: int) -> int:
     """Return the process that wrote a file of a checkpoint and sees it on its own machine."""
     match = OWNER.search(name)
+    # Modulo: where fewer processes resume than have written, every file still has one that checks it.
     return int(match[1]) % world if match else 0
 
 
@@ -196,6 +199,7 @@ def own_checksums(folder: Path, rank: int, world: int) -> dict[str, str]:
         name = path.relative_to(folder).as_posix()
         if owner(name, world) == rank:
             checksums[name] = files.sha256(path)
+            # Synced before the rename: after a power cut a folder must not have its final name and lack its bytes.
             sync(path)
     return checksums
 
@@ -226,14 +230,14 @@ def rotate(run_folder: Path, limit: int | None, best: Path | None) -> None:
     """Delete the oldest checkpoints beyond `limit`, never the newest or the best."""
     if not limit or limit < 1:
         return
-    kept = newest_first(run_folder)
-    protected = {*kept[:1], *([best] if best else [])}
-    for folder in reversed(kept):
-        if len(kept) <= max(limit, len(protected)):
+    folders = newest_first(run_folder)
+    protected = {*folders[:1], *([best] if best else [])}
+    for folder in reversed(folders):
+        if len(folders) <= max(limit, len(protected)):
             return
         if folder not in protected:
             shutil.rmtree(folder, ignore_errors=True)
-            kept.remove(folder)
+            folders.remove(folder)
 
 
 # Trained parameters

@@ -292,12 +292,12 @@ def memory(size: ModelSize, working: int, world: int, card: arguments.Card | Non
         card: what is trained on; None: what is here.
     """
     weights, gradients, adam = (size.trained * number for number in (WEIGHT_BYTES, GRADIENT_BYTES, ADAM_BYTES))
-    held = buffers(size, card)
+    buffer_bytes = buffers(size, card)
     return {
         "none": size.frozen_bytes + weights + gradients + adam + working,
-        "zero2": size.frozen_bytes + weights + (gradients + adam) // world + held["zero2"] + working,
-        "zero3": (size.frozen_bytes + weights + gradients + adam) // world + held["zero3"] + working,
-        "zero3_offload": held["zero3"] + working,
+        "zero2": size.frozen_bytes + weights + (gradients + adam) // world + buffer_bytes["zero2"] + working,
+        "zero3": (size.frozen_bytes + weights + gradients + adam) // world + buffer_bytes["zero3"] + working,
+        "zero3_offload": buffer_bytes["zero3"] + working,
     }
 
 
@@ -378,13 +378,13 @@ def activations(
     slots = max(longest, min(longest * rows, layout.max_tokens or longest * rows))
     block = 12 * hidden + 4 * inner
     layers = int(shape.num_hidden_layers)
-    kept = layers * hidden + block if checkpointing else layers * block
+    numbers_per_token = layers * hidden + block if checkpointing else layers * block
     width = _number_bytes(card)
     labels = max(data.train.num_targets) * rows if generates else 0
     # In a chunk: logits and their shares in float32, and both in the compute type.
     per_label = 2 * (4 + width) if fused else 3 * 4 + width
     logits = (min(labels, CHUNK) if fused else labels) * per_label * int(getattr(shape, "vocab_size", 0))
-    return slots * kept * width + logits
+    return slots * numbers_per_token * width + logits
 
 
 def _number_bytes(card: arguments.Card | None) -> int:

@@ -79,6 +79,7 @@ class LabelLogits:
         assert weight is not None
         if not self._checked:
             expected = functional.linear(hidden[:1].detach().to(weight.dtype), weight, bias)
+            # As loose as bfloat16, which rounds to 2^-8, needs it.
             self._scaled = not torch.allclose(first.detach().float(), expected.float(), rtol=1e-2, atol=1e-3)
             self._checked = True
             if self._scaled:
@@ -91,10 +92,12 @@ def can_fuse(head: nn.Module) -> bool:
     """Return whether a head's loss can be computed chunk by chunk: a frozen matrix, whole on this process."""
     weight = head._parameters.get("weight")
     return (
+        # A subclass, such as bitsandbytes' Linear4bit, computes something else with its weight.
         type(head) is nn.Linear
         and weight is not None
         and not weight.requires_grad
         and weight.dim() == 2
+        # Under ZeRO-3 the weight is empty outside of its module's forward pass.
         and weight.numel() > 0
     )
 
@@ -114,13 +117,13 @@ class _HeadLoss(torch.autograd.Function):
         for start in range(0, len(hidden), CHUNK):
             part = slice(start, start + CHUNK)
             scores = functional.linear(hidden[part].to(weight.dtype), weight, bias).float()
-            wanted = targets[part]
-            right, top = scores.gather(1, wanted[:, None]), scores.amax(1)
+            labels = targets[part]
+            right, top = scores.gather(1, labels[:, None]), scores.amax(1)
             softmax = torch.softmax(scores, 1, out=shares[: len(scores)])
             # The largest share is exp(top) / norm and at least 1 / vocabulary: its logarithm loses nothing.
             total += (top - softmax.amax(1).log() - right.squeeze(1)).sum()
             # (softmax - one-hot) @ weight, without another pass over the logits.
-            pulled = (softmax.to(weight.dtype) @ weight).float() - weight[wanted].float()
+            pulled = (softmax.to(weight.dtype) @ weight).float() - weight[labels].float()
             gradient[part] = pulled.to(gradient.dtype)
         ctx.save_for_backward(gradient)
         return total

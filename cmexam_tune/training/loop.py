@@ -64,6 +64,7 @@ def fit(
     processes.check_shared(run.path)
     if first:
         starting.restore_backup(run.path)
+    # All processes have to look at the same run when they decide whether to resume it.
     processes.barrier()
     if run.finished and not overwrite:
         return run
@@ -71,6 +72,7 @@ def fit(
     resume = None if overwrite else checkpoints.find_resumable(run.path, deepspeed=deepspeed, trusted=trusted)
 
     family, method = runs.parts(config)
+    # Before loading: a new head, LoRA matrices and prefixes are drawn from the global random state.
     set_seed(args.seed)
     base = load_base(family, config.model, train, args)
     model: Any = method.attach(base.model, family, config.tuning.settings)
@@ -93,6 +95,7 @@ def fit(
             )
             checkpoints.clear_staging(run.path)
             trainer.add_callback(callbacks.FirstStep(release_backup))
+        # `acquire_run` may have renamed the folder that was there; only now may others write into it.
         processes.barrier()
         metrics = _take_steps(trainer, resume)
         _finish(run, trainer, method, metrics)

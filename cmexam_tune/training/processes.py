@@ -31,10 +31,10 @@ def any_true(flags: tuple[bool, ...], device: torch.device) -> tuple[bool, ...]:
 
 
 def total(values: tuple[float, ...], device: torch.device) -> tuple[float, ...]:
-    """Return the sums over all processes."""
+    """Return the sums over all processes, added in float64 where the device has it."""
     if not is_distributed():
         return values
-    # float64 has no kernel on some devices; losses of an evaluation fit float32 well enough to be compared.
+    # Apple's MPS has no float64; float32 holds the losses of an evaluation well enough to compare them.
     sums = torch.tensor(values, device=device, dtype=torch.float64 if device.type != "mps" else torch.float32)
     dist.all_reduce(sums)
     return tuple(sums.tolist())

@@ -126,6 +126,7 @@ class ExamTrainer(Trainer):
             LOADING: whatever the optimizer raises (`cmexam_tune.models.checkpoint.LOADING`).
         """
         optimizer_class, options = self.get_optimizer_cls_and_kwargs(self.args, cast(Any, self.loaded.model))
+        # Optimizers like GaLore and LOMO carry the model's own parameters in these options; no stand-in can be made.
         if not {"params", "model", "optimizer_dict"} & set(options):
             optimizer = optimizer_class([nn.Parameter(torch.zeros(1))], **options)
             steps = max(self.args.max_steps, len(self.get_train_dataloader()))
@@ -193,6 +194,7 @@ class ExamTrainer(Trainer):
                 return mean * (num_targets / max(step_targets, 1))
             labels = inputs.pop("labels")
             summed = self.label_logits.loss(model, inputs, labels, self.args.label_smoothing_factor)
+            # A spare question (`EncodedQuestions.__getitem__`) has labels of its own, which must weigh nothing.
             return summed * (min(num_targets, 1) / max(step_targets, 1))
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
@@ -218,6 +220,8 @@ class ExamTrainer(Trainer):
         # A process whose only micro-batch keeps it busy has a loss of exactly 0, which says nothing.
         if any(batch.num_targets) or not batch.step_targets:
             self.monitor.on_loss(loss, batch.step_targets)
+        # One all-reduce for both flags, where every process passes in every step: a collective that only some of them
+        # reach would wait for ever.
         flags = (self.monitor.problem is not None, self.stop_asked)
         degenerated, self.stop_agreed = processes.any_true(flags, self.args.device)
         if degenerated:
@@ -235,6 +239,7 @@ class ExamTrainer(Trainer):
             skipped = bool(getattr(engine.optimizer, "overflow", False))
             scale = float(engine.optimizer.loss_scale) if self.args.fp16 else None
         if scaler is not None:
+            # Infinite gradients tell GradScaler that its scale is too high: it skips the step, which is no failure yet.
             skipped = skipped or not math.isfinite(norm or 0.0)
             scale = float(scaler.get_scale())
         self.monitor.on_grad_norm(norm, skipped)
@@ -262,6 +267,7 @@ class ExamTrainer(Trainer):
     ) -> dict[str, float]:
         """Return the loss on the validation questions and, where it decides something, the exam accuracy."""
         started = time.monotonic()
+        # `training_step` goes back to training mode.
         self.unwrapped_model.eval()
         with preserved_rng_state(), torch.no_grad():
             metrics = {f"{metric_key_prefix}_loss": self.validation_loss()}
@@ -346,8 +352,10 @@ class ExamTrainer(Trainer):
         staged = self.run_folder / checkpoints.STAGING / target.name
         if self.args.should_save:
             checkpoints.clear_staging(self.run_folder)
+        # Nobody may write into the staging folder before the first process has cleared it.
         processes.barrier()
         try:
+            # The Trainer puts checkpoints under `output_dir`, so that is what moves while it saves.
             self.args.output_dir = str(staged.parent)
             with checkpoints.naming_full_disk(self.run_folder):
                 super()._save_checkpoint(model, trial)
@@ -355,6 +363,7 @@ class ExamTrainer(Trainer):
                 # On every process: all of them read the best checkpoint again at the end.
                 self._name_best(target)
                 if self.args.should_save:
+                    # Once more: the state that the Trainer has written names the staging folder as the best one.
                     self.state.save_to_json(str(staged / "trainer_state.json"))
                 processes.barrier()
                 checkpoints.publish(staged, target, self.is_deepspeed_enabled)
@@ -401,6 +410,7 @@ class ExamTrainer(Trainer):
 
     def _load_engine(self, folder: str) -> None:
         engine: Any = self.model_wrapped
+        # Not strict: `exclude_frozen_parameters` left the frozen weights out of the checkpoint.
         path, _ = engine.load_checkpoint(folder, load_module_strict=False)
         if path is None:
             raise RuntimeError(f"{folder}: DeepSpeed finds no checkpoint in it.")

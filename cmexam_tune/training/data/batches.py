@@ -96,6 +96,7 @@ class StepLoader(DataLoader[Batch]):
 
 
 def _only(batches: list[Batch]) -> Batch:
+    # DataLoader wants lists from a batch sampler; ours hold one `Plan` each, which the dataset has collated already.
     return batches[0]
 
 

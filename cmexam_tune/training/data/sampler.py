@@ -74,15 +74,15 @@ class Mixture:
 
     def shown(self, epoch: int) -> list[int]:
         """Return the questions of an epoch from 0, file by file; one stands there as often as it is shown."""
-        found: list[int] = []
+        indices: list[int] = []
         for number, count in enumerate(self.counts()):
             members = [i for i, source in enumerate(self.sources) if source == number]
             first, end = epoch * count, (epoch + 1) * count
             for copy in range(first // len(members), -(-end // len(members))) if members else ():
                 mixed = random.Random(f"{self.seed}/{number}/{copy}").sample(members, len(members))
                 start = copy * len(members)
-                found += mixed[max(first - start, 0) : end - start]
-        return found
+                indices += mixed[max(first - start, 0) : end - start]
+        return indices
 
 
 def order(lengths: Sequence[int], layout: Layout, epoch: int, mixture: Mixture | None = None) -> list[list[int]]:
@@ -90,6 +90,8 @@ def order(lengths: Sequence[int], layout: Layout, epoch: int, mixture: Mixture |
 
     The first epoch starts with its longest question: without a mixture memory runs out in the first step or never.
     """
+    # A string is hashed into the state, alike in every process; with a sum, seed 0 and epoch 1 would be seed 1 and
+    # epoch 0.
     rng = random.Random(f"{layout.seed}:{epoch}")
     indices = list(range(len(lengths))) if mixture is None else mixture.shown(epoch)
     rng.shuffle(indices)
@@ -135,6 +137,7 @@ def spread(step: Sequence[int], lengths: Sequence[int], layout: Layout, world: i
             low = rounds
         rounds = bisect.bisect_left(range(rounds), True, lo=low, key=fits)
     micros = planned(rounds)
+    # Neighbours in length run at the same time, so that no process waits long for another.
     return [tuple(micros[turn * world + rank] for turn in range(rounds)) for rank in range(world)]
 
 
@@ -154,6 +157,7 @@ def _rows(chunk: Sequence[int], lengths: Sequence[int], layout: Layout) -> Micro
         rows: list[list[int]] = [[] for _ in range(count)]
         filled = [0] * count
         for i in chunk:
+            # The longest question left into the shortest row (Graham's LPT rule, 1969) keeps rows even.
             shortest = filled.index(min(filled))
             rows[shortest].append(i)
             filled[shortest] += lengths[i]

@@ -85,7 +85,7 @@ def _draw(
     """Return (model, answer) in random order, the same number of each model as far as it goes."""
     shuffled = {}
     for model, answers in predictions.items():
-        shuffled[model] = [one for one in answers if one.question_id in known and one.finish != "error"]
+        shuffled[model] = [answer for answer in answers if answer.question_id in known and answer.finish != "error"]
         dice.shuffle(shuffled[model])
     rounds = [
         (model, answers[place])

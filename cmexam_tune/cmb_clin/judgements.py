@@ -42,17 +42,19 @@ class Judged:
     @property
     def scores(self) -> dict[str, Mapping[str, int]]:
         """Id of the turn -> scores, of judgements that could be read."""
-        return {one.question_id: one.scores for one in self.judgements if one.scores is not None}
+        return {
+            judgement.question_id: judgement.scores for judgement in self.judgements if judgement.scores is not None
+        }
 
     @property
     def unread(self) -> int:
         """Judgements that could not be read."""
-        return sum(one.scores is None and one.finish != "error" for one in self.judgements)
+        return sum(judgement.scores is None and judgement.finish != "error" for judgement in self.judgements)
 
     @property
     def failed(self) -> int:
         """Judgements whose request failed; asked again at the next start."""
-        return sum(one.finish == "error" for one in self.judgements)
+        return sum(judgement.finish == "error" for judgement in self.judgements)
 
     def means(self, axes: Sequence[str]) -> dict[str, float | int | None]:
         """Return `n`, mean and deviation (n-1) of each axis over turns, and `average`, the mean of the axis means.
@@ -60,27 +62,29 @@ class Judged:
         `average_by_case` takes the mean of each case's turns first: the paper does not say which it prints.
         """
         scores = self.scores
-        found: dict[str, float | int | None] = {"n": len(scores), "unread": self.unread, "failed": self.failed}
+        means: dict[str, float | int | None] = {"n": len(scores), "unread": self.unread, "failed": self.failed}
         by_case: dict[str, list[Mapping[str, int]]] = {}
-        for name, given in scores.items():
-            by_case.setdefault(name.rpartition(":")[0], []).append(given)
+        for name, by_axis in scores.items():
+            by_case.setdefault(name.rpartition(":")[0], []).append(by_axis)
         for axis in axes:
-            values = [given[axis] for given in scores.values()]
-            found[axis] = fmean(values) if values else None
-            found[f"{axis}_std"] = stdev(values) if len(values) > 1 else None
-        found["average"] = fmean(fmean(given[axis] for given in scores.values()) for axis in axes) if scores else None
-        cases = [fmean(fmean(given.values()) for given in turns) for turns in by_case.values()]
-        found["average_by_case"] = fmean(cases) if cases else None
-        return found
+            values = [by_axis[axis] for by_axis in scores.values()]
+            means[axis] = fmean(values) if values else None
+            means[f"{axis}_std"] = stdev(values) if len(values) > 1 else None
+        means["average"] = (
+            fmean(fmean(by_axis[axis] for by_axis in scores.values()) for axis in axes) if scores else None
+        )
+        cases = [fmean(fmean(by_axis.values()) for by_axis in turns) for turns in by_case.values()]
+        means["average_by_case"] = fmean(cases) if cases else None
+        return means
 
 
 def pairs(judged: Sequence[Judged], judge: str) -> dict[Key, Mapping[str, int]]:
     """Return everything that a judge scored as the rubric says."""
     return {
-        (one.model, name): scores
-        for one in judged
-        if one.judge == judge and one.variant == "plain"
-        for name, scores in one.scores.items()
+        (run.model, name): scores
+        for run in judged
+        if run.judge == judge and run.variant == "plain"
+        for name, scores in run.scores.items()
     }
 
 
@@ -90,23 +94,23 @@ def agreements(judged: Sequence[Judged], axes: Sequence[str]) -> list[dict[str, 
     The line `ranking` compares the order of the models by the mean of their axes (Spearman), where both judged at
     least three models.
     """
-    judges = list(dict.fromkeys(one.judge for one in judged))
-    found: list[dict[str, str | float | int | None]] = []
+    judges = list(dict.fromkeys(run.judge for run in judged))
+    rows: list[dict[str, str | float | int | None]] = []
     for place, first in enumerate(judges):
         for second in judges[place + 1 :]:
-            left, right = pairs(judged, first), pairs(judged, second)
-            both = [key for key in left if key in right]
+            first_scores, second_scores = pairs(judged, first), pairs(judged, second)
+            common = [key for key in first_scores if key in second_scores]
             for axis in axes:
-                a, b = [left[key][axis] for key in both], [right[key][axis] for key in both]
-                found.append({"first": first, "second": second, "axis": axis, "n": len(both), **judge_agreement(a, b)})
-            models = list(dict.fromkeys(model for model, _ in both))
+                a, b = [first_scores[key][axis] for key in common], [second_scores[key][axis] for key in common]
+                rows.append({"first": first, "second": second, "axis": axis, "n": len(common), **judge_agreement(a, b)})
+            models = list(dict.fromkeys(model for model, _ in common))
             if len(models) > 2:
-                order = [[_mean(side, both, model) for model in models] for side in (left, right)]
+                order = [[_mean(side, common, model) for model in models] for side in (first_scores, second_scores)]
                 spearman = correlations(*order)["spearman"]
-                found.append(
+                rows.append(
                     {"first": first, "second": second, "axis": "ranking", "n": len(models), "spearman": spearman}
                 )
-    return found
+    return rows
 
 
 def _mean(scores: Mapping[Key, Mapping[str, int]], keys: Sequence[Key], model: str) -> float:
@@ -119,15 +123,15 @@ def moves(judged: Sequence[Judged], axes: Sequence[str]) -> list[dict[str, str |
     `moved` is the share of scores that changed, `by` their mean absolute change, `shift` the mean change (variant less
     plain).
     """
-    plain = {(one.judge, one.model): one.scores for one in judged if one.variant == "plain"}
+    plain = {(run.judge, run.model): run.scores for run in judged if run.variant == "plain"}
     changes: dict[tuple[str, Variant], dict[str, list[int]]] = {}
-    for one in judged:
-        before = plain.get((one.judge, one.model), {})
-        if one.variant == "plain":
+    for run in judged:
+        before = plain.get((run.judge, run.model), {})
+        if run.variant == "plain":
             continue
-        for name, scores in one.scores.items():
+        for name, scores in run.scores.items():
             for axis in axes if name in before else ():
-                by_axis = changes.setdefault((one.judge, one.variant), {})
+                by_axis = changes.setdefault((run.judge, run.variant), {})
                 by_axis.setdefault(axis, []).append(scores[axis] - before[name][axis])
     return [
         {

@@ -47,11 +47,11 @@ def judge_missing(file: ResumableFile, task: Task, open_judge: Callable[[], Text
 
 
 def _requests(task: Task, known: frozenset[str]) -> list[PromptRequest]:
-    wanted = set(task.keys) - known
+    missing = set(task.keys) - known
     requests = []
     for case in task.cases:
         for number, _ in enumerate(case.turns, 1):
-            if (key := dialogue.key(case, number)) in wanted:
+            if (key := dialogue.key(case, number)) in missing:
                 text = task.answers[key].text.rpartition("</think>")[2].strip()
                 requests.append(task.rubric.request(case, number, text, task.variant))
     return requests

@@ -30,8 +30,8 @@ def summary(
         predictions: name -> answers.
         axes: of the rubric.
     """
-    judges = list(dict.fromkeys(one.judge for one in judged))
-    plain = {(one.model, one.judge): one.means(axes) for one in judged if one.variant == "plain"}
+    judges = list(dict.fromkeys(run.judge for run in judged))
+    plain = {(run.model, run.judge): run.means(axes) for run in judged if run.variant == "plain"}
     models = {}
     for model, answers in predictions.items():
         by_judge = {judge: plain[model, judge] for judge in judges if (model, judge) in plain}
@@ -55,7 +55,11 @@ def _answered(cases: Sequence[Case], answers: Sequence[Prediction]) -> dict[str,
     """
     from cmexam_tune.evaluation import text_metrics
 
-    texts = {one.question_id: one.text.rpartition("</think>")[2].strip() for one in answers if one.finish != "error"}
+    texts = {
+        answer.question_id: answer.text.rpartition("</think>")[2].strip()
+        for answer in answers
+        if answer.finish != "error"
+    }
     references = [turn.answer for case in cases for turn in case.turns]
     hypotheses = [texts.get(name, "") for name in dialogue.keys(cases)]
     scores = text_metrics.aggregate(text_metrics.pair_statistics(hypotheses, references))
@@ -115,12 +119,12 @@ def _agreement(found: Sequence[Mapping[str, Any]]) -> Table:
     measures = ("spearman", "pearson", "kendall", "weighted_kappa")
     lines = [
         (
-            f"{one['first']} / {one['second']}",
-            one["axis"],
-            str(one["n"]),
-            *(_number(one.get(name)) for name in measures),
+            f"{row['first']} / {row['second']}",
+            row["axis"],
+            str(row["n"]),
+            *(_number(row.get(name)) for name in measures),
         )
-        for one in found
+        for row in found
     ]
     note = (
         "Over answers that both scored; weighted kappa: quadratic weights; ranking: the order of the models. "
@@ -133,14 +137,14 @@ def _agreement(found: Sequence[Mapping[str, Any]]) -> Table:
 def _moves(found: Sequence[Mapping[str, Any]]) -> Table:
     lines = [
         (
-            f"{one['judge']}, {one['variant']}",
-            one["axis"],
-            str(one["n"]),
-            f"{100 * one['moved']:.1f}",
-            _number(one["by"]),
-            f"{one['shift']:+.2f}",
+            f"{row['judge']}, {row['variant']}",
+            row["axis"],
+            str(row["n"]),
+            f"{100 * row['moved']:.1f}",
+            _number(row["by"]),
+            f"{row['shift']:+.2f}",
         )
-        for one in found
+        for row in found
     ]
     note = "The same answers judged with the axes in the opposite order, or without the reference answer."
     head = ("judge, variant", "axis", "n", "% moved", "by (mean)", "shift")

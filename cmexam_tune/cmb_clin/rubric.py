@@ -68,7 +68,7 @@ class Rubric:
     def request(self, case: Case, number: int, answer: str, variant: Variant = "plain") -> PromptRequest:
         """Return the question to a judge about the answer to turn `number` (from 1) of a case."""
         turn, earlier = case.turns[number - 1], case.turns[: number - 1]
-        before = "\n".join(_fill(self.turn, question=one.question, answer=one.answer) for one in earlier)
+        before = "\n".join(_fill(self.turn, question=past.question, answer=past.answer) for past in earlier)
         words = _fill(
             self.prompt,
             record=case.record,
@@ -111,6 +111,7 @@ class Rubric:
         if {*scores} != {*self.axes}:
             return f"the axes are {', '.join(scores) or 'missing'}; the rubric has {', '.join(self.axes)}"
         for axis, score in scores.items():
+            # `True` is an instance of int.
             if type(score) is not int or not LOW <= score <= HIGH:
                 return f"{axis} is {score!r}, an integer from {LOW} to {HIGH} is needed"
         return None
@@ -138,6 +139,7 @@ def read(path: str | Path | None = None) -> Rubric:
     if not path.is_file():
         raise ConfigError(f"{path}: no such rubric. The shipped one is {SHIPPED}.")
     values = read_yaml(path)
+    # YAML reads the levels 1 to 5 as integers; `build` goes through JSON, whose keys are text.
     for axis in values.get("axes", {}).values() if isinstance(values.get("axes"), dict) else ():
         if isinstance(axis, dict) and isinstance(axis.get("levels"), dict):
             axis["levels"] = {str(score): text for score, text in axis["levels"].items()}

@@ -71,8 +71,10 @@ def parse_json(text: str, where: str, finite: bool = True) -> Any:
         raise DataError(f"{where}: nested too deep; {MAX_DEPTH} levels are possible.") from None
     except ValueError as error:
         raise DataError(f"{where}: {error}.") from None
+    # No document is nested deeper than it has opening brackets, so few are walked through.
     if text.count("[") + text.count("{") > MAX_DEPTH:
         _check_size(value, where, math.inf)
+    # Text decoded from UTF-8 holds no surrogates; only an escape such as \ud83d can make half a pair.
     if "\\ud" in text.lower():
         _check_unicode(json.dumps(value, ensure_ascii=False), where)
     return value
@@ -99,6 +101,7 @@ def _check_size(value: Any, where: str, most: float) -> None:
     level, depth, count = [value], 0, 0
     while level:
         depth += 1
+        # Checked before the next level is built: aliases that multiply end here and not in memory.
         count += len(level)
         if depth > MAX_DEPTH:
             raise DataError(f"{where}: nested too deep; {MAX_DEPTH} levels are possible.")
@@ -139,6 +142,7 @@ class _Loader(yaml.SafeLoader):
             raise yaml.constructor.ConstructorError(None, None, "aliases (*name) multiply", node.start_mark)
 
 
+# PyYAML follows YAML 1.1, where a float needs a dot: without this `2e-5` is a string.
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9]+)[eE][-+]?[0-9]+$"),

@@ -29,6 +29,7 @@ MARKER = ".cmexam_tune"
 _JOURNAL = ".all-written"
 """File in a hidden folder all of whose files are whole; it holds their names."""
 _LONGEST_NAME = 40
+"""Characters of a file's name that its part's name repeats; in UTF-8, with prefix and suffix, below 255 bytes."""
 
 
 def status(path: Path) -> os.stat_result | None:
@@ -39,6 +40,7 @@ def status(path: Path) -> os.stat_result | None:
     """
     shown = ascii(str(path))[1:-1] if not str(path).isprintable() else str(path)
     shown = shown if len(shown) <= 200 else f"{shown[:80]}...{shown[-80:]}"
+    # Python reads bytes of a file name that are not UTF-8 as lone surrogates (`surrogateescape`).
     if any("\ud800" <= character <= "\udfff" for character in str(path)):
         raise UserError(f"{shown}: the path is not UTF-8. Rename it.")
     try:
@@ -60,14 +62,14 @@ def check_input(path: str | Path, what: str = "file") -> Path:
         UserError: the file is missing, a folder, a device or pipe, empty, or cannot be read.
     """
     path = Path(path)
-    found = status(path)
-    if found is None:
+    info = status(path)
+    if info is None:
         raise UserError(f"{path}: no such {what}. Relative paths start at {Path.cwd()}.")
-    if stat.S_ISDIR(found.st_mode):
+    if stat.S_ISDIR(info.st_mode):
         raise UserError(f"{path}: is a folder, a {what} is needed.")
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(info.st_mode):
         raise UserError(f"{path}: is a device or a pipe, a {what} is needed. Save it as a file first.")
-    if found.st_size == 0:
+    if info.st_size == 0:
         raise UserError(f"{path}: the {what} is empty.")
     if not os.access(path, os.R_OK):
         raise UserError(f"{path}: you may not read this {what} (chmod u+r, or ask its owner).")
@@ -87,14 +89,14 @@ def check_output(path: str | Path, overwrite: bool = False, inputs: Iterable[str
             inputs is there; its folder cannot be written to.
     """
     path = Path(path)
-    found = status(path)
-    if found is not None:
-        if stat.S_ISDIR(found.st_mode):
+    info = status(path)
+    if info is not None:
+        if stat.S_ISDIR(info.st_mode):
             raise UserError(f"{path}: is a folder, a file is needed.")
-        if path.is_symlink() or not stat.S_ISREG(found.st_mode):
+        if path.is_symlink() or not stat.S_ISREG(info.st_mode):
             raise UserError(f"{path}: is a link, a device or a pipe; it would be replaced. Name a file.")
-        if same := next((other for other in inputs if Path(other).exists() and path.samefile(other)), None):
-            raise UserError(f"{path}: would replace its own input {same}. Choose another output.")
+        if clash := next((source for source in inputs if Path(source).exists() and path.samefile(source)), None):
+            raise UserError(f"{path}: would replace its own input {clash}. Choose another output.")
         if not overwrite:
             raise UserError(f"{path}: exists. Add --overwrite to replace it, or choose another output.")
     check_parent(path)
@@ -119,10 +121,10 @@ def check_folder(path: str | Path, program: str, overwrite: bool = False, keep: 
     if path.is_dir() and any(path.iterdir()):
         if not overwrite:
             raise UserError(f"{path}: exists. Add --overwrite to replace it, or choose another output.")
-        if inside := next(
-            (other for other in (*keep, Path.cwd()) if Path(other).resolve().is_relative_to(path.resolve())), None
+        if protected := next(
+            (source for source in (*keep, Path.cwd()) if Path(source).resolve().is_relative_to(path.resolve())), None
         ):
-            raise UserError(f"{path}: holds {inside}, so it stays. Choose another output.")
+            raise UserError(f"{path}: holds {protected}, so it stays. Choose another output.")
         if written_by(path) != program:
             raise UserError(
                 f"{path}: was not written by cmexam-tune {program}, so --overwrite leaves it alone. Choose another "
@@ -159,6 +161,7 @@ def atomic_write(path: str | Path, binary: bool = False) -> Iterator[IO[Any]]:
         with part.open("wb") if binary else part.open("w", encoding="utf-8", newline="\n") as handle:
             yield handle
             handle.flush()
+            # Without it a power cut after the rename can leave an empty file under the final name.
             os.fsync(handle.fileno())
         part.replace(path)
 
@@ -195,6 +198,7 @@ def new_folder(path: str | Path, program: str, overwrite: bool = False) -> Itera
         for file in part.rglob("*"):
             if file.is_file() and not file.is_symlink():
                 file.chmod(marker.stat().st_mode)  # safetensors writes for the owner only
+        # A folder cannot be renamed onto one with files in it, so for a moment neither is there: `sweep` restores it.
         old = _old(part)
         if path.exists():
             path.rename(old)
@@ -217,15 +221,16 @@ def write_together(
     """
     if status(out) is not None and not out.is_dir():
         raise UserError(f"{out}: cannot be written, {out} is a file. --out needs a folder.")
-    kept, claimed, finished = list(inputs), list[str](), sweep(out / program)
+    protected, claimed, finished = list(inputs), list[str](), sweep(out / program)
     with parents_of(out / program), part_of(out / program, folder=True) as part:
 
         def claim(name: str) -> Path:
-            check_output(out / name, overwrite or name in finished, kept)
+            check_output(out / name, overwrite or name in finished, protected)
             claimed.append(name)
             return part / name
 
         yield claim
+        # Once the journal is whole, `sweep` finishes what a kill interrupts; before, it deletes.
         (part / _JOURNAL).write_text(json.dumps(claimed), encoding="utf-8")
         _publish(part)
 
@@ -249,6 +254,7 @@ def parents_of(path: Path) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         yield
+    # Also after Ctrl-C.
     except BaseException:
         with contextlib.suppress(OSError):  # somebody else has put something there
             for folder in missing:
@@ -263,16 +269,16 @@ def part_of(path: Path, folder: bool) -> Iterator[Path]:
     while True:
         part = path.with_name(f"{_prefix(path)}{secrets.token_hex(4)}{PART}")
         part.mkdir() if folder else part.touch(exist_ok=False)
-        held = os.open(part, os.O_RDONLY)
-        fcntl.flock(held, fcntl.LOCK_EX)
+        descriptor = os.open(part, os.O_RDONLY)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
         if part.exists():  # else another process has swept it before it was locked
             break
-        os.close(held)
+        os.close(descriptor)
     try:
         yield part
     finally:
         _delete(part)
-        os.close(held)
+        os.close(descriptor)
 
 
 def sweep(path: Path) -> set[str]:
@@ -285,16 +291,17 @@ def sweep(path: Path) -> set[str]:
         if not re.fullmatch(r"[0-9a-f]{8}(-old)?", part.name[len(_prefix(path)) : -len(PART)]):
             continue
         with contextlib.suppress(OSError):
-            held = os.open(part, os.O_RDONLY)
+            descriptor = os.open(part, os.O_RDONLY)
             try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # The lock of a living writer raises an OSError here, which leaves its part alone.
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 finished.update(_publish(part))
                 if part.name.endswith(f"-old{PART}") and not path.exists():
                     part.rename(path)  # the program was killed just before it put the new folder here
                 else:
                     _delete(part)
             finally:
-                os.close(held)
+                os.close(descriptor)
     return finished
 
 
@@ -323,23 +330,25 @@ def lock(path: str | Path) -> Iterator[None]:
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    place = path.with_name(f"{_prefix(path)}{hashlib.sha256(os.fsencode(path.name)).hexdigest()[:8]}.lock")
+    lock_path = path.with_name(f"{_prefix(path)}{hashlib.sha256(os.fsencode(path.name)).hexdigest()[:8]}.lock")
     while True:
-        held = os.open(place, os.O_RDWR | os.O_CREAT, 0o666)
+        descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            os.close(held)
+            os.close(descriptor)
             raise UserError(f"{path}: another process is writing it. Wait for it, or choose another output.") from None
+        # The last holder may have deleted the file between our open and our lock; such a lock excludes nobody.
         with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(held), place.stat()):
+            if os.path.samestat(os.fstat(descriptor), lock_path.stat()):
                 break
-        os.close(held)  # its holder has removed it in between
+        os.close(descriptor)
     try:
         yield
     finally:
-        place.unlink(missing_ok=True)
-        os.close(held)
+        # Deleted while it is locked: once it is closed, it may be another process's.
+        lock_path.unlink(missing_ok=True)
+        os.close(descriptor)
 
 
 def sha256(path: str | Path) -> str:

@@ -48,6 +48,7 @@ def read_objects(path: str | Path, *, unfinished: bool = False) -> Iterator[tupl
             if unfinished and not raw.endswith(b"\n"):
                 return
             try:
+                # A byte-order mark can only stand at the start of a file; later U+FEFF is text.
                 text = raw.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
                 raise DataError(
@@ -73,8 +74,8 @@ def from_object(cls: type[T], value: Mapping[str, Any], where: str) -> T:
     if record is not None:
         return record
     hint = " Question files come from `cmexam-tune preprocess`." if cls.__name__ == "Question" else ""
-    found = reprlib.repr(list(value))
-    raise DataError(f"{where}: not a {cls.__name__}: {'; '.join(problems)} (found the keys {found}).{hint}")
+    keys = reprlib.repr(list(value))
+    raise DataError(f"{where}: not a {cls.__name__}: {'; '.join(problems)} (found the keys {keys}).{hint}")
 
 
 def read_one(path: str | Path, cls: type[T], what: str) -> T:

@@ -59,8 +59,8 @@ def share_in_common(one: Set[str], other: Set[str]) -> float:
 
 def case_of(stem: str) -> str | None:
     """Return the plain text of the case that a stem tells before its last sentence, None where there is none."""
-    found = _SENTENCES.match(stem.rstrip("。.？?！! "))
-    case = plain(found[0]) if found else ""
+    match = _SENTENCES.match(stem.rstrip("。.？?！! "))
+    case = plain(match[0]) if match else ""
     return case if len(case) >= SHORTEST_CASE else None
 
 

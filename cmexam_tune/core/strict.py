@@ -58,6 +58,7 @@ def build(cls: type, values: Mapping[str, Any], where: str, problems: Problems, 
     except ValidationError as error:
         names = {*typing.get_type_hints(cls), *also}
         # Each choice of a union has its own error; the first says what is wanted.
+        # Reversed, so that of equal keys the first error stays; the loop below restores the order.
         firsts = {_key(where, detail["loc"]): detail for detail in reversed(error.errors(include_url=False))}
         for key, detail in reversed(firsts.items()):
             text = _text(detail, names)

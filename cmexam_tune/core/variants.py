@@ -33,8 +33,8 @@ IN_CONFIGS: tuple[Folder, ...] = ("families", "tuning")
 def names(folder: Folder) -> tuple[str, ...]:
     """Return the names of the variants in a folder; what starts with `_` is none. An exam may be a YAML file."""
     package = importlib.import_module(PACKAGES[folder])
-    found = {m.name for m in pkgutil.iter_modules(package.__path__)} | {f.stem for f in _yamls(folder)}
-    return tuple(sorted(name for name in found if not name.startswith("_")))
+    stems = {m.name for m in pkgutil.iter_modules(package.__path__)} | {f.stem for f in _yamls(folder)}
+    return tuple(sorted(name for name in stems if not name.startswith("_")))
 
 
 def _yamls(folder: Folder) -> list[Path]:
@@ -77,8 +77,8 @@ def load(folder: Folder, name: str) -> ModuleType:
     if folder in IN_CONFIGS:
         return module  # its class is looked for by `the_class`
     protocol = PROTOCOLS[folder]
-    wanted = vars(getattr(importlib.import_module(PACKAGES[folder]), protocol))
-    if missing := [key for key in wanted if not key.startswith("_") and key not in vars(module)]:
+    required = vars(getattr(importlib.import_module(PACKAGES[folder]), protocol))
+    if missing := [key for key in required if not key.startswith("_") and key not in vars(module)]:
         raise ConfigError(f"{name}: lacks {', '.join(missing)}; see {PACKAGES[folder]}.{protocol}.")
     return module
 

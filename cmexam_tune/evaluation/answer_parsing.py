@@ -21,6 +21,7 @@ HALF = "\ufffd"
 ANSWER_KEYS = ("answer", "答案", "正确答案", "最终答案", "选项", "option", "choice", "final_answer")
 EXPLANATION_KEYS = ("explanation", "解释", "解析", "分析", "理由", "reason", "rationale")
 
+# Full-width ASCII (U+FF01 to U+FF5E), the ideographic space and the no-break space.
 _HALF_WIDTH = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)} | {0x3000: " ", 0x00A0: " "}
 _MARKUP = re.compile("</?[a-z]+>|[*`#\"'“”‘’「」$]|__")
 _BOXED = re.compile(r"\\boxed\s*\{(?:\\text\s*\{)?([^{}]*)\}\}?")
@@ -36,6 +37,7 @@ _CONCLUSION = re.compile(
 
 def final_part(text: str) -> str:
     """Return what follows a reasoning model's thinking; nothing where it never stopped thinking."""
+    # Some templates open the thinking within the prompt: the output then holds only its end.
     if THOUGHT in text:
         return text.rpartition(THOUGHT)[2]
     return "" if still_thinking(text) else text
@@ -129,9 +131,9 @@ def letter_sets(question: Question, answer_sets: Literal["kind", "single", "mult
         question: its options, and what the exam paper prints about the number of answers.
         answer_sets: `generation.answer_sets`; `kind` goes by the exam paper, one letter where it says nothing.
     """
-    several = answer_sets == "multiple" or (answer_sets == "kind" and question.kind == "multiple")
-    most = len(question.options) if several else 1
-    chosen = (itertools.combinations(sorted(question.options), size) for size in range(1, most + 1))
+    may_be_multiple = answer_sets == "multiple" or (answer_sets == "kind" and question.kind == "multiple")
+    max_letters = len(question.options) if may_be_multiple else 1
+    chosen = (itertools.combinations(sorted(question.options), size) for size in range(1, max_letters + 1))
     return ["".join(letters) for size in chosen for letters in size]
 
 
@@ -249,8 +251,8 @@ def parse(text: str, question: Question) -> str | None:
 def _is_option(output: _Output) -> _Decision:
     """Take an output that is one option's text: "B超" and "HBsAg" are no letters."""
     core = output.words.strip(" \n。.,、;:")
-    same = [letter for letter, option in output.options.items() if option and option == core]
-    return same[0] if len(same) == 1 else "next"
+    matching = [letter for letter, option in output.options.items() if option and option == core]
+    return matching[0] if len(matching) == 1 else "next"
 
 
 def _bare(output: _Output) -> _Decision:
@@ -276,6 +278,7 @@ def _stated(output: _Output) -> _Decision:
     cues = [_ANSWER, _ENGLISH, _CHOOSE, _WRONG if output.asks_wrong else _RIGHT]
     statements = list(_statements(output, rf"(?:{'|'.join(cues)})"))
     marked = [(match.start(), output.value(match[1]) or "") for match in _MARKED.finditer(output.text)]
+    # Options marked one by one ("A为本题答案 ... C为本题答案") are one answer of several letters.
     marked_letters = letters("".join(group for _, group in marked))
     statements += [(at, marked_letters) for at, _ in marked]
     if not output.lists_options:
@@ -355,8 +358,8 @@ def _option_text(output: _Output) -> _Decision:
     """Take option texts written without a letter: as the answer, as all there is, or as the one that is recommended."""
     stated = re.findall(r"(?:答\s*案|正确选项)\)?\s*(?:应该|应)?\s*(?:是|为|:)[\s:]*([^。\n]+)", output.words)
     for segment in (*stated[-1:], output.words):
-        mentioned, rest = _mentions(output, segment)
-        if mentioned and not _REST.sub("", rest):
+        mentioned, remainder = _mentions(output, segment)
+        if mentioned and not _REST.sub("", remainder):
             return letters("".join(mentioned))
     mentioned, _ = _mentions(output, output.words, longer_than=1)
     if len(set(mentioned)) != 1 or len(output.words) > _SHORT:
@@ -383,6 +386,7 @@ def _mentions(output: _Output, segment: str, longer_than: int = 0) -> tuple[list
     return mentioned, segment
 
 
+# Whole option texts go first, since "B超" would be read as B; refusals after stated answers, which outweigh an apology.
 RULES: tuple[Callable[[_Output], _Decision], ...] = (
     _is_option,
     _bare,

@@ -93,7 +93,7 @@ def compare(
     pairs = [(before, after) for before, after in zip(baseline, run, strict=True) if before.question.answer]
     gained = tuple(after.question.id for before, after in pairs if after.correct and not before.correct)
     lost = tuple(after.question.id for before, after in pairs if before.correct and not after.correct)
-    both = sum(before.correct and after.correct for before, after in pairs)
+    both_correct = sum(before.correct and after.correct for before, after in pairs)
     p_value = significance.mcnemar(len(lost), len(gained))
     groups = clusters([before for before, _ in pairs])
     metrics = {"accuracy": _paired_accuracy(pairs, groups)} if pairs else {}
@@ -107,8 +107,8 @@ def compare(
     return Comparison(
         name=name,
         n=len(pairs),
-        both=both,
-        neither=len(pairs) - both - len(gained) - len(lost),
+        both=both_correct,
+        neither=len(pairs) - both_correct - len(gained) - len(lost),
         gained=gained,
         lost=lost,
         mcnemar_p=p_value,

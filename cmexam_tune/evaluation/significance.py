@@ -21,6 +21,7 @@ Label = TypeVar("Label", bound=str | float)
 RESAMPLES = 1000
 SEED = 20230605
 _BLOCK = 50
+"""Resamples drawn at a time: [50, n] counts take 2.7 MB for CMExam's 6,811 test questions."""
 
 
 def wilson(successes: float, n: int, level: float = 0.95) -> tuple[float, float]:
@@ -40,6 +41,7 @@ def wilson(successes: float, n: int, level: float = 0.95) -> tuple[float, float]
     p, z2 = successes / n, z * z
     centre = (p + z2 / (2 * n)) / (1 + z2 / n)
     half = z / (1 + z2 / n) * math.sqrt(p * (1 - p) / n + z2 / (4 * n * n))
+    # At the ends the formula gives exactly 0 and 1, which rounding misses.
     low = 0.0 if successes == 0 else max(0.0, centre - half)
     high = 1.0 if successes == n else min(1.0, centre + half)
     return low, high
@@ -136,6 +138,7 @@ def _tango(only_first: int, only_second: int, n: int, level: float) -> tuple[flo
         return distance / math.sqrt(variance) if variance > 0 else math.copysign(math.inf, distance)
 
     def limit(inside: float, outside: float) -> float:
+        # Halved 60 times, an interval of at most 2 is below the precision of a float.
         for _ in range(60):
             middle = (inside + outside) / 2
             inside, outside = (middle, outside) if abs(score(middle)) < z else (inside, middle)
@@ -286,6 +289,7 @@ def _resamples(n: int, resamples: int, seed: int) -> "Iterator[Matrix]":
     generator = np.random.default_rng(seed)
     for start in range(0, resamples, _BLOCK):
         size = min(_BLOCK, resamples - start)
+        # One bincount for the whole block: draws of resample i are counted in bins i * n to (i + 1) * n - 1.
         drawn = generator.integers(0, n, (size, n)) + n * np.arange(size)[:, None]
         yield np.bincount(drawn.ravel(), minlength=size * n).reshape(size, n).astype(np.float64)
 
@@ -316,8 +320,8 @@ def kappa(first: Sequence[Label], second: Sequence[Label], weights: Literal["qua
         return float(a != b) if weights is None else (float(a) - float(b)) ** 2
 
     observed = math.fsum(cost(a, b) for a, b in zip(first, second, strict=True)) / n
-    left, right = Counter(first), Counter(second)
-    expected = math.fsum(cost(a, b) * m * k for a, m in left.items() for b, k in right.items()) / n**2
+    first_counts, second_counts = Counter(first), Counter(second)
+    expected = math.fsum(cost(a, b) * m * k for a, m in first_counts.items() for b, k in second_counts.items()) / n**2
     return 1 - observed / expected if expected else None
 
 

@@ -36,7 +36,9 @@ TEXT = (*(f"bleu{n}" for n in BLEU_ORDERS), *ROUGES)
 """The scores that tables show."""
 TEXT_SCORES = (*TEXT, *(f"{name}_{part}" for name in ROUGES for part in ("precision", "recall")))
 _CHUNK = 128
+"""Pairs counted at once: below 16,384 distinct symbols their 4-grams fit 64 bits (see `_clipped_matches`)."""
 _SURROGATES = 0xD800, 0x800
+"""The first surrogate, and how many code points are surrogates: `_to_symbols` skips them."""
 _PROBE = "患者男，52岁。血压 150/90 mmHg，ALT 升高，首选 A 药治疗。"
 
 
@@ -75,8 +77,8 @@ def tokenizer(unit: str | Tokenizer) -> Tokenizer:
             equal Chinese texts score 0 and two different ones that share "A" score 100).
     """
     if not isinstance(unit, str):
-        kept = "".join(unit(_PROBE))
-        if lost := sorted({char for char in _PROBE if "一" <= char <= "鿿" and char not in kept}):
+        tokenized = "".join(unit(_PROBE))
+        if lost := sorted({char for char in _PROBE if "一" <= char <= "鿿" and char not in tokenized}):
             raise ConfigError(
                 f"this tokeniser drops Chinese ({''.join(lost[:5])}... are gone from {_PROBE!r}): its scores mean "
                 "nothing. Use 'char', 'jieba' or 'zh'."
@@ -225,6 +227,7 @@ def _clipped_matches(hypotheses: Sequence[str], references: Sequence[str]) -> li
     used = np.zeros(1 + max(int(codes.max(initial=0)) for codes, _ in sides), dtype=bool)
     for codes, _ in sides:
         used[codes] = True
+    # Symbols are renumbered without gaps: the smaller the base, the sooner an n-gram fits 64 bits.
     rank, size = np.cumsum(used) - 1, int(used.sum())
     # Exact whatever the texts hold: integers of any size where 64 bits do not do.
     kind = np.int64 if size**ORDERS * len(hypotheses) < 2**63 else object
@@ -294,6 +297,7 @@ def corpus_scores(sums: "Array", smoothing: str = "exp") -> "Array":
     undefined = (reference == 0) | ((length == 0) & (smoothing == "none"))
     columns = []
     for order in BLEU_ORDERS:
+        # Without a single match sacreBLEU gives 0, smoothed or not.
         zero = none[:, :order].any(1) if smoothing == "none" else none[:, :order].all(1)
         zero |= (totals[:, :order] == 0).any(1)
         bleu = np.where(zero, 0.0, 100 * penalty * np.exp(logs[:, :order].mean(1)))

@@ -288,8 +288,8 @@ def tell(report: Reporter, row: int, repairs: Iterable[str]) -> None:
 def _plain_options(value: object) -> dict[str, str] | None:
     """Return options written as nearly all are, `A text` lines or A, B, C as keys; None where more must be done."""
     if isinstance(value, str):
-        found = _PLAIN.fullmatch(value)
-        return dict(zip(_LETTERS, filter(None, found.groups()), strict=False)) if found else None
+        match = _PLAIN.fullmatch(value)
+        return dict(zip(_LETTERS, filter(None, match.groups()), strict=False)) if match else None
     if not isinstance(value, dict) or not MIN_OPTIONS <= len(value) <= MAX_OPTIONS:
         return None
     try:
@@ -305,6 +305,7 @@ def _letter(key: str) -> str:
 
 
 def _plain(value: object) -> str:
+    # NaN, parquet's and pandas' empty cell, is unequal to itself.
     return "" if value is None or value != value else str(value)
 
 
@@ -356,20 +357,20 @@ def _one_line(text: str) -> list[str]:
     marks = [(match.start(), _letter(match[1]), _letter(match[2])[:1]) for match in _INLINE.finditer(text)]
     if not marks or text[: marks[0][0]].strip():
         return [text]
-    several = False
-    for alike in ([mark for mark in marks if mark[2] == marks[0][2]], marks):
-        starts, others = list[int](), list[tuple[int, str]]()
-        for start, letter, _ in alike:
+    looks_like_options = False
+    for tried in ([mark for mark in marks if mark[2] == marks[0][2]], marks):
+        starts, strays = list[int](), list[tuple[int, str]]()
+        for start, letter, _ in tried:
             if letter == _LETTERS[len(starts) : len(starts) + 1]:
                 starts.append(start)
             else:
-                others.append((start, letter))
+                strays.append((start, letter))
         if len(starts) < MIN_OPTIONS:
             continue
-        several = True
+        looks_like_options = True
         used = _LETTERS[: len(starts)]
-        if not any(letter in used or (start > starts[-1] and letter in _LETTERS) for start, letter in others):
+        if not any(letter in used or (start > starts[-1] and letter in _LETTERS) for start, letter in strays):
             return [text[a:b] for a, b in zip(starts, [*starts[1:], len(text)], strict=True)]
-    if several:
+    if looks_like_options:
         raise Unreadable("options in one line cannot be told apart")
     return [text]

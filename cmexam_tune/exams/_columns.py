@@ -39,8 +39,8 @@ class Found:
         self.problem = ""
         """Why no row with these columns can be read for certain, empty where all is well."""
         self._columns: dict[str, tuple[str | None, ...]] = {}
-        for field, given in wanted.items():
-            columns = next(filter(None, map(self._resolve, given)), ())
+        for field, aliases in wanted.items():
+            columns = next(filter(None, map(self._resolve, aliases)), ())
             if columns:
                 self._columns[field] = columns
         self.column: dict[str, Any] = {
@@ -136,14 +136,14 @@ class Columns:
     def of(self, item: Mapping[str, Any]) -> Found:
         """Return which columns of this row are which field."""
         key = tuple(item)
-        if (found := self._known.get(key)) is None:
-            found = self._known[key] = Found(self.path, key, self.wanted, header=self.header)
+        if (resolved := self._known.get(key)) is None:
+            resolved = self._known[key] = Found(self.path, key, self.wanted, header=self.header)
             for name in key:
-                unread = name not in found.used and name[:1] not in ("", "#") and _plain(name) not in self._ignore
+                unread = name not in resolved.used and name[:1] not in ("", "#") and _plain(name) not in self._ignore
                 if unread and name not in self._seen:
                     self._seen.add(name)
                     self._unread.append(name)
-        return found
+        return resolved
 
     def unread_now(self) -> list[str]:
         """Return the columns that nothing reads and that were not returned before."""
@@ -156,7 +156,7 @@ class Columns:
         Raises:
             DataError: it does; the message lists the columns found.
         """
-        found = self.of(item)
+        resolved = self.of(item)
         for exam, signs in SIGNS.items():
             if strange := [name for name in signs if name in self._unread]:
                 maps = ",".join(f"facet:{name}={name}" for name in strange)
@@ -164,9 +164,9 @@ class Columns:
                     f"{self.path}: has {', '.join(strange)}, which are columns of {exam.upper()}. Read it with "
                     f"`preprocess {exam}`, or add --map {maps} if it is none."
                 )
-        if missing := [field for field in needed if not found.has(field)]:
+        if missing := [field for field in needed if not resolved.has(field)]:
             lacking = "; ".join(f"{field} ({' or '.join(self.wanted[field]) or 'not mapped'})" for field in missing)
-            answers = {"id", "answer"} <= set(item) and not found.has("stem")
+            answers = {"id", "answer"} <= set(item) and not resolved.has("stem")
             hint = " This looks like a file of answers: give it as --answers." if answers else _other(item)
             raise DataError(
                 f"{self.path}: no column for {lacking}. Found: {', '.join(map(str, item))}. Name it with --map, for "

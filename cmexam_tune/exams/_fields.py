@@ -106,22 +106,22 @@ def parse_map(text: str, start: Fields | None = None) -> Fields:
             missing.
     """
     values: dict[str, Any] = {}
-    facets, given = dict(start.facets) if start else {}, []
+    facets, mapped = dict(start.facets) if start else {}, []
     for entry in filter(None, map(str.strip, text.split(","))):
         name, equals, columns = (part.strip() for part in entry.partition("="))
         if not (name and equals and columns):
             raise ConfigError(f"--map: {entry!r} is no field=column, for example stem=题干 or facet:科室=科室.")
-        if name in given:
+        if name in mapped:
             raise ConfigError(f"--map: {name} is there twice. Other names of one column follow after |.")
         names = tuple(column.strip() for column in columns.split("|"))
-        given.append(name)
+        mapped.append(name)
         if name.startswith("facet:"):
             facets[name.removeprefix("facet:")] = names
         else:
             values[name] = names[0] if name in ("answer_as", "answers") else names
     base = {name: getattr(start, name) for name in start.__dataclass_fields__} if start else {}
     fields = _build({**base, **values, "facets": facets}, "--map")
-    return replace(fields, named=tuple(name for name in given if name in fields.columns()))
+    return replace(fields, named=tuple(name for name in mapped if name in fields.columns()))
 
 
 def _build(values: Any, where: str) -> Fields:

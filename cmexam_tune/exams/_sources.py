@@ -44,20 +44,22 @@ def find_sources(inputs: Sequence[str | Path], unpacked: Path) -> list[Source]:
     Raises:
         UserError: an input is missing or empty, holds no file that could be an exam, or cannot be fetched.
     """
-    found = []
-    for given in inputs:
-        if match := _HUB.fullmatch(str(given)):
-            found += _from_hub(*match.groups())
-        elif str(given).startswith(("hf://", "ms://")):
-            raise UserError(f"{given}: a data set on a hub is written {str(given)[:5]}OWNER/NAME[@REVISION][/FOLDER].")
-        elif Path(given).is_dir():
-            found += _in_folder(Path(given), str(given))
-        elif Path(given).suffix.lower() == ".zip":
-            found += _in_zip(check_input(given, "exam file"), unpacked / str(len(found)))
+    sources = []
+    for location in inputs:
+        if match := _HUB.fullmatch(str(location)):
+            sources += _from_hub(*match.groups())
+        elif str(location).startswith(("hf://", "ms://")):
+            raise UserError(
+                f"{location}: a data set on a hub is written {str(location)[:5]}OWNER/NAME[@REVISION][/FOLDER]."
+            )
+        elif Path(location).is_dir():
+            sources += _in_folder(Path(location), str(location))
+        elif Path(location).suffix.lower() == ".zip":
+            sources += _in_zip(check_input(location, "exam file"), unpacked / str(len(sources)))
         else:
-            path = check_input(given, "exam file")
-            found.append(Source(path, path.stem, str(path)))
-    return _named(found)
+            path = check_input(location, "exam file")
+            sources.append(Source(path, path.stem, str(path)))
+    return _named(sources)
 
 
 def _named(sources: Sequence[Source]) -> list[Source]:
@@ -92,11 +94,11 @@ def _in_folder(folder: Path, label: str) -> list[Source]:
 def _in_zip(path: Path, folder: Path) -> list[Source]:
     try:
         with zipfile.ZipFile(path) as packed:
-            members = [one for one in packed.infolist() if _wanted(one.filename) and one.file_size]
-            if sum(one.file_size for one in members) > _LARGEST_ZIP:
+            members = [member for member in packed.infolist() if _wanted(member.filename) and member.file_size]
+            if sum(member.file_size for member in members) > _LARGEST_ZIP:
                 raise UserError(f"{path}: unpacks to more than {_LARGEST_ZIP >> 30} GiB. Unpack it yourself.")
-            for one in members:
-                packed.extract(one, folder)
+            for member in members:
+                packed.extract(member, folder)
     except _BROKEN_ZIP as error:
         raise UserError(f"{path}: not a zip that can be read ({error}). Unpack it yourself.") from None
     if not members:
@@ -173,10 +175,10 @@ def sort_out(sources: Sequence[Source], fields: Fields | None) -> tuple[list[Sou
     kinds: dict[str, list[Source]] = {"questions": [], "answers": [], "other": []}
     for source in sources:
         kinds[look(source.path, fields) if source.picked else "questions"].append(source)
-    read, answers, others = kinds.values()
+    read, answers, left_out = kinds.values()
     if not read:
-        raise UserError(f"--input: none of {', '.join(one.origin for one in sources)} has this exam's columns.")
-    return read, answers, others
+        raise UserError(f"--input: none of {', '.join(source.origin for source in sources)} has this exam's columns.")
+    return read, answers, left_out
 
 
 def look(path: Path, fields: Fields | None) -> str:
@@ -191,8 +193,8 @@ def look(path: Path, fields: Fields | None) -> str:
         return "questions"
     if "QA_pairs" in row:  # CMB-Clin, which is beside the tests whose answers are elsewhere
         return "questions" if fields.answers == "elsewhere" else "other"
-    found = Columns(path, fields.columns(), fields.ignore).of(row)
-    if found.has("stem") and found.has("options"):
+    columns = Columns(path, fields.columns(), fields.ignore).of(row)
+    if columns.has("stem") and columns.has("options"):
         return "questions"
     return "answers" if {"id", "answer"} <= set(row) else "other"
 
@@ -202,10 +204,10 @@ def find_answers(source: Source, fields: Fields | None, known: Sequence[Source])
     if fields is None or fields.answers != "elsewhere":
         return None
     _, row = next(_tables.read(source.path), (0, {}))
-    found = Columns(source.path, fields.columns(), fields.ignore).of(row)
-    if found.has("answer") or not found.has("stem") or not found.has("id"):
+    columns = Columns(source.path, fields.columns(), fields.ignore).of(row)
+    if columns.has("answer") or not columns.has("stem") or not columns.has("id"):
         return None
     beside = [path for path in source.path.parent.glob("*answer*") if path.suffix.lower() in _tables.READERS]
-    paths = {one.path.resolve() for one in known} or {path.resolve() for path in beside}
+    paths = {answers.path.resolve() for answers in known} or {path.resolve() for path in beside}
     answers = [path for path in sorted(paths) if look(path, fields) == "answers"]
     return answers[0] if len(answers) == 1 else None

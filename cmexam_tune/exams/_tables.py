@@ -46,6 +46,7 @@ def read(path: Path) -> Iterator[tuple[int, Row]]:
 
 
 def _csv(path: Path) -> Iterator[Row]:
+    # Python's default refuses cells of more than 131,072 characters.
     csv.field_size_limit(_LARGEST_FIELD)
     # Not utf-8-sig, whose decoder is written in Python: a tenth of the time of a large file.
     with path.open(encoding="utf-8", newline="") as handle:
@@ -162,10 +163,12 @@ def _merged(path: Path, sheet: Any) -> set[tuple[int, ...]]:
 
     if not isinstance(sheet, ReadOnlyWorksheet):
         return {merged.bounds for merged in sheet.merged_cells.ranges}
+    # openpyxl does not read merged cells in read-only mode, so they are taken from the sheet's XML.
     ranges, before = set[bytes](), b""
     with zipfile.ZipFile(path) as packed, packed.open(sheet._worksheet_path) as part:
         while chunk := part.read(1 << 20):
             ranges.update(_MERGED_CELL.findall(before + chunk))
+            # An element may be cut by the end of a chunk; one found twice is once in the set.
             before = chunk[-100:]
     return {range_boundaries(cells.decode()) for cells in ranges}
 
@@ -206,7 +209,9 @@ def _sections(path: Path, text: str) -> list[Row] | None:
 
 def _array(path: Path, text: str, start: int) -> Iterator[Row]:
     decoder = json.JSONDecoder(object_pairs_hook=unique)
+    # `raw_decode` does not skip white space itself.
     space = json.decoder.WHITESPACE.match  # type: ignore[attr-defined]
+    # Only an escape can make half of a surrogate pair: most files need no second encoding.
     halves = "\\ud" in text or "\\uD" in text
     position, sign = space(text, start + 1).end(), ","
     first = True

@@ -58,19 +58,19 @@ def read_clin(path: str | Path) -> Iterator[Case]:
         UserError: the file is missing or empty.
         DataError: a case lacks a key or has no question; names the file and the case.
     """
-    path, seen = Path(path), set[str]()
+    path, names = Path(path), set[str]()
     for row, item in _tables.read(path):
         where = f"{path}: case {row}"
         name = _clin_text(item, "id", where) if "id" in item else f"{path.stem}:{row}"
-        if name in seen:
+        if name in names:
             raise DataError(f"{where} repeats the id {name!r}.")
-        seen.add(name)
+        names.add(name)
         pairs = item.get("QA_pairs")
         if not isinstance(pairs, list) or not pairs:
             raise DataError(f"{where} has no QA_pairs. Found: {', '.join(item)}.")
         turns = tuple(_clin_pair(pair, f"{where}, question {number}") for number, pair in enumerate(pairs, 1))
         yield Case(name, str(item.get("title", "")), _clin_text(item, "description", where), turns)
-    if not seen:
+    if not names:
         raise DataError(f"{path}: holds no cases.")
 
 

@@ -128,7 +128,7 @@ def proposals(questions: Iterable[Question], outputs: Mapping[str, Mapping[str, 
 
 def filled(questions: Sequence[Question], proposed: Sequence[Proposal]) -> list[Question]:
     """Return the questions with the votes where they have no annotation yet; what a file says is never replaced."""
-    votes = {(one.question_id, one.facet): one.vote for one in proposed}
+    votes = {(proposal.question_id, proposal.facet): proposal.vote for proposal in proposed}
     return [
         replace(
             question,
@@ -152,22 +152,25 @@ def report(proposed: Sequence[Proposal]) -> dict[str, Any]:
     `accuracy` is the share of annotated questions with the same category, a refused output counting as wrong; `kappa`
     is Cohen's, over the same questions.
     """
-    models = list(dict.fromkeys(model for one in proposed for model in one.by_model))
-    found: dict[str, Any] = {}
+    models = list(dict.fromkeys(model for proposal in proposed for model in proposal.by_model))
+    by_facet: dict[str, Any] = {}
     for facet in FACETS:
-        here = [one for one in proposed if one.facet == facet]
-        names = {model: [one.by_model[model] for one in here] for model in models}
-        found[facet] = {
-            "questions": len(here),
-            "proposed": sum(one.vote is not None for one in here),
-            "none_fits": sum(one.vote == NONE for one in here),
-            "refused": {model: sum(name is None for name in given) for model, given in names.items()},
+        of_facet = [proposal for proposal in proposed if proposal.facet == facet]
+        names = {model: [proposal.by_model[model] for proposal in of_facet] for model in models}
+        by_facet[facet] = {
+            "questions": len(of_facet),
+            "proposed": sum(proposal.vote is not None for proposal in of_facet),
+            "none_fits": sum(proposal.vote == NONE for proposal in of_facet),
+            "refused": {model: sum(name is None for name in chosen) for model, chosen in names.items()},
             "agreement": {
-                **{model: _agreement(facet, [(one.before, one.by_model[model]) for one in here]) for model in models},
-                "vote": _agreement(facet, [(one.before, one.vote) for one in here]),
+                **{
+                    model: _agreement(facet, [(proposal.before, proposal.by_model[model]) for proposal in of_facet])
+                    for model in models
+                },
+                "vote": _agreement(facet, [(proposal.before, proposal.vote) for proposal in of_facet]),
             },
         }
-    return found
+    return by_facet
 
 
 def _agreement(facet: str, pairs: Sequence[tuple[str | None, str | None]]) -> dict[str, float | int | None] | None:

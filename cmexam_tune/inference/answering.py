@@ -125,14 +125,14 @@ def _usage_noted(file: ResumableFile, usage: Usage | None, records: Iterable[T])
                 saved = time.monotonic()
                 file.save_result()
     finally:
+        # The first record is drawn before `begin`: a failure there leaves the old note as it is.
         if usage.requests and file.begun:
             file.save_result()
             cli.note(_in_a_line(usage))
 
 
 def _in_a_line(usage: Usage) -> str:
-    read, written = usage.prompt_tokens, usage.completion_tokens
-    text = f"{usage.requests:,} requests, {read:,} tokens read, {written:,} written"
+    text = f"{usage.requests:,} requests, {usage.prompt_tokens:,} tokens read, {usage.completion_tokens:,} written"
     if usage.models:
         text += f", answered by {', '.join(sorted(usage.models))}"
     if usage.errors:
@@ -208,6 +208,7 @@ def _vote(
             for question in questions:
                 file.append(majority(question.id, [outputs[f"{question.id}#{number}"] for number in range(count)]))
         file.finish(keys)
+        # The same command asks failed outputs again, and needs the other outputs of their questions then.
         if not any(output.finish == FAILED for output in outputs.values()):
             votes.discard()
 
@@ -220,6 +221,7 @@ def majority(key: str, outputs: Sequence[Prediction]) -> Prediction:
     if failed := next((output for output in outputs if output.finish == FAILED), None):
         return replace(failed, question_id=key)
     counts = Counter(output.answer for output in outputs if output.answer is not None)
+    # `most_common` keeps equals in the order in which they were first counted.
     answer = counts.most_common(1)[0][0] if counts else None
     chosen = next(output for output in outputs if output.answer == answer)
     return replace(chosen, question_id=key, votes=tuple(output.text for output in outputs))

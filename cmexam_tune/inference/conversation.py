@@ -46,8 +46,8 @@ def reply(config: Config, loaded: Loaded, messages: Messages) -> Reply:
     if not decoder.codec.remembers:
         request = dataclasses.replace(request, history=())
     _check_length(decoder, request)
-    written = next(decoder.generate([request]))
-    return Reply(written.text.strip(), written.prompt_tokens, written.completion_tokens)
+    completion = next(decoder.generate([request]))
+    return Reply(completion.text.strip(), completion.prompt_tokens, completion.completion_tokens)
 
 
 def _check_length(decoder: Any, request: prompts.PromptRequest) -> None:

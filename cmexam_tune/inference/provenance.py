@@ -90,10 +90,11 @@ def _folder(name: str) -> Path | None:
     from huggingface_hub.errors import HFValidationError
 
     try:
-        found = [try_to_load_from_cache(name, file) for file in ("config.json", "adapter_config.json")]
+        # Of a file that the hub is known not to have, this returns a sentinel object rather than None.
+        cached = [try_to_load_from_cache(name, file) for file in ("config.json", "adapter_config.json")]
     except HFValidationError:
         return None
-    return next((Path(path).parent for path in found if isinstance(path, str)), None)
+    return next((Path(path).parent for path in cached if isinstance(path, str)), None)
 
 
 def _blocks(path: Path) -> Iterator[bytes]:
@@ -103,6 +104,7 @@ def _blocks(path: Path) -> Iterator[bytes]:
             yield bytes.fromhex(files.sha256(path))
             return
         for number in range(BLOCKS):
+            # The first block begins the file, the last one ends with it.
             handle.seek(number * (size - BLOCK) // (BLOCKS - 1))
             yield handle.read(BLOCK)
 

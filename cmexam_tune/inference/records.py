@@ -81,8 +81,7 @@ class ResumableFile:
         self.known: frozenset[str] = frozenset()
         """Keys that need no answer any more."""
         self.result: dict[str, Any] = {}
-        """How it went (records, answered, seconds, cut, failed, and what the source of the answers adds); at the
-        start, what the runs before have left."""
+        """Counts of the run (`Result`) and what the engine adds to them; on entering, those of the runs before."""
         self.tidy = False
         """Whether nothing is left to be put in order, if nothing is missing."""
         self.overwrite, self._fresh = overwrite, True
@@ -110,6 +109,7 @@ class ResumableFile:
     def _open(self) -> tuple[frozenset[str], dict[str, Any], bool]:
         for path in (self.path, meta_path(self.path)):
             files.check_output(path, overwrite=True)
+        # Python calls no `__exit__` after an `__enter__` that raises: the lock is kept only once all went well.
         with contextlib.ExitStack() as stack:
             stack.enter_context(files.lock(self.path))
             lines, result = self._look()
@@ -119,6 +119,7 @@ class ResumableFile:
     def _look(self) -> tuple[Mapping[str, bytes], dict[str, Any]]:
         """Return the records that count, and `result` of the runs before."""
         note = _read_note(meta_path(self.path))
+        # Killed in its first run, a prediction by several processes leaves an empty file; its records are in parts.
         if not self.path.exists() or not (self.path.stat().st_size or self._parts()):
             return {}, {}
         if note is None:
@@ -130,6 +131,7 @@ class ResumableFile:
         if self.overwrite:
             return {}, {}
         lines = self._lines()
+        # The old note went through JSON, where tuples become lists, so the new one does too.
         if changed := provenance.differences(note, json.loads(json.dumps(self.meta))):
             raise UserError(
                 f"{self.path}: holds predictions of another experiment; other {', '.join(changed)}. {self.remedy}"
@@ -141,12 +143,12 @@ class ResumableFile:
         return Path(f"{self.path}.part{rank}")
 
     def _parts(self) -> list[Path]:
-        found = re.compile(re.escape(self._part(0).name[:-1]) + r"\d+")
-        return sorted(path for path in self.path.parent.iterdir() if found.fullmatch(path.name))
+        pattern = re.compile(re.escape(self._part(0).name[:-1]) + r"\d+")
+        return sorted(path for path in self.path.parent.iterdir() if pattern.fullmatch(path.name))
 
     def _lines(self, failed: bool = False) -> dict[str, bytes]:
         """Return key -> line of every record, answers that failed only if asked for; a half-written line is none."""
-        found: dict[str, bytes] = {}
+        lines: dict[str, bytes] = {}
         for path in (self.path, *self._parts()):
             with path.open("rb") as handle:
                 for number, line in enumerate(handle, 1):
@@ -154,8 +156,9 @@ class ResumableFile:
                         break  # what a killed process left half-written is answered again
                     record = _record(line, f"{path}:{number}")
                     if failed or record.finish != FAILED:
-                        found.setdefault(record.question_id, line)
-        return found
+                        # A run killed while it joined the parts leaves records twice; the file comes before its parts.
+                        lines.setdefault(record.question_id, line)
+        return lines
 
     @property
     def begun(self) -> bool:
@@ -169,6 +172,7 @@ class ResumableFile:
 
     def begin(self) -> None:
         """Make the file ready: empty, or with the records that count and nothing else."""
+        # Nothing is replaced before every process has loaded its model and made its first record.
         self.processes.wait()
         if self.processes.first:
             if self._fresh:
@@ -176,6 +180,7 @@ class ResumableFile:
             # The records go first: killed between the two, nothing vouches for what another experiment answered.
             self._write({} if self._fresh else self._lines())
             self._write_note()
+        # Parts of an earlier run have to be gone before new ones are opened under the same names.
         self.processes.wait()
         self._fresh = False
         path = self.path if self.processes.count == 1 else self._part(self.processes.rank)
@@ -196,16 +201,18 @@ class ResumableFile:
         assert self._handle is not None
         self._handle.close()
         self._handle = None
+        # No part may still be written to while the first process joins them.
         self.processes.wait()
         if self.processes.first:
             lines = self._lines(failed=True)
-            wanted = {key: lines.pop(key) for key in order if key in lines}
-            self._write({**wanted, **lines})
-            self.result |= _counts([_record(line, str(self.path)) for line in (*wanted.values(), *lines.values())])
+            lines = {key: lines.pop(key) for key in order if key in lines} | lines
+            self._write(lines)
+            self.result |= _counts([_record(line, str(self.path)) for line in lines.values()])
             # What failed before was asked again: all failures in the file are of this run.
             for name, value in (("answered", answered - self.result["failed"]), ("seconds", seconds)):
                 self.result[name] = self.result.get(name, 0) + value
             self._write_note()
+        # Votes are counted from the joined file by every process, so it has to be there.
         self.processes.wait()
 
     def discard(self) -> None:

@@ -67,9 +67,9 @@ def _prompts(source: Source, questions: str | Path, limit: int | None) -> Sequen
     if dialogue.is_cases(questions):
         cases = list(jsonl.read(questions, Case))[:limit]
         return [dialogue.request(case, number) for case in cases for number, _ in enumerate(case.turns, 1)]
-    every = list(jsonl.read(questions, Question))
-    builder = answering.prompt_builder(source.config, every)
-    return [builder.request(question) for question in every[:limit]]
+    exam = list(jsonl.read(questions, Question))
+    builder = answering.prompt_builder(source.config, exam)
+    return [builder.request(question) for question in exam[:limit]]
 
 
 def _tokens(texts: Sequence[str], name: str) -> int:

@@ -13,7 +13,7 @@ T = TypeVar("T")
 SILENCE = 5.0
 """Seconds for the first process to report an error before another does."""
 PATIENCE = datetime.timedelta(days=30)
-"""How long a process that is done waits for the others."""
+"""How long a process that is done waits for the others; by default torch gives up after 30 minutes."""
 
 
 @contextlib.contextmanager
@@ -81,8 +81,8 @@ class Processes:
     def share(self, items: Sequence[T], size: int, order: Callable[[T], Any]) -> list[T]:
         """Return the items of this process: whole batches of items that are next to each other in `order`.
 
-        The batches are dealt out to and fro, so that everybody gets as many, and as long ones; with one process all
-        items are returned as they are.
+        Batches are dealt in the order 0..n-1, n-1..0, ..., which evens out their number and their length. A single
+        process gets all items as they are.
         """
         if self.count == 1:
             return list(items)

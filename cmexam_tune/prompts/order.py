@@ -58,6 +58,7 @@ def moved(question: Question, order: str) -> dict[str, str]:
     if how == "rotate":
         by = int(number) % len(places)
         return dict(zip(places, [*places[by:], *places[:by]], strict=True))
+    # `Random` hashes a text seed with SHA-512, the same in every process; Python's own `hash` is salted.
     mixed = list(places)
     random.Random(f"{number}/{question.id}").shuffle(mixed)
     return dict(zip(places, mixed, strict=True))

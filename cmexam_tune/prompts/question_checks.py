@@ -63,16 +63,16 @@ def kind_contradicted(question: Question) -> str | None:
     """A question printed as single with several right letters, or the reverse."""
     if question.answer is None or question.kind is None:
         return None
-    several = len(question.answer) > 1
-    return f"{question.kind}, answer {question.answer}" if several != (question.kind == "multiple") else None
+    answer_kind = "multiple" if len(question.answer) > 1 else "single"
+    return f"{question.kind}, answer {question.answer}" if answer_kind != question.kind else None
 
 
 def missing_case(question: Question) -> str | None:
     """The stem points at something above it that is not there (the C type of CMB)."""
-    found = _UPWARD.search(question.stem)
-    if not found or len(question.stem) > _LONGEST_WITHOUT_CASE or GROUP in question.facets:
+    match = _UPWARD.search(question.stem)
+    if not match or len(question.stem) > _LONGEST_WITHOUT_CASE or GROUP in question.facets:
         return None
-    return found[0]
+    return match[0]
 
 
 def not_shufflable(question: Question) -> str | None:
@@ -81,17 +81,17 @@ def not_shufflable(question: Question) -> str | None:
         # `AB` may be two options; `DIC` and `CEA` are what they are.
         if len(text) > 1 and _RUN.fullmatch(text) and set(text) <= set(question.options):
             return text
-        if found := _TOGETHER.search(text) or (_ALL.search(text) if len(text) <= _LONGEST_ALL else None):
-            return found[0]
-    found = re.search(r"(?:选项|答案|备选项)\s*[A-J](?![A-Za-z])|[A-E]项", question.stem)
-    return found[0] if found else None
+        if match := _TOGETHER.search(text) or (_ALL.search(text) if len(text) <= _LONGEST_ALL else None):
+            return match[0]
+    match = re.search(r"(?:选项|答案|备选项)\s*[A-J](?![A-Za-z])|[A-E]项", question.stem)
+    return match[0] if match else None
 
 
 def mojibake(question: Question) -> str | None:
     """Text that a wrong encoding or a web page left behind."""
     for text in (question.stem, *question.options.values(), question.explanation or ""):
-        if found := _MOJIBAKE.search(text):
-            return repr(found[0])
+        if match := _MOJIBAKE.search(text):
+            return repr(match[0])
     return None
 
 

@@ -101,6 +101,7 @@ class Index:
         stem = plain(question.stem)
         self._stem_of.append(hash(stem))
         right = right_texts(question)
+        # 0 stands for an unpublished answer.
         self._right.append(0 if right is None else hash(right) or 1)
         if len(stem) >= SHORTEST_STEM:
             self._stems.setdefault(hash(stem), []).append(place)
@@ -121,21 +122,21 @@ class Index:
             members[number].append(place)
         for group in members:
             for first, second in self._partners(group):
-                right, other = self._right[first], self._right[second]
-                yield Pair(first, second, "contradiction" if right and other and right != other else "exact", 1.0)
+                answers = {self._right[first], self._right[second]} - {0}
+                yield Pair(first, second, "contradiction" if len(answers) > 1 else "exact", 1.0)
         similar = list(self._near(members))
-        known = {(self.text_of[p.first], self.text_of[p.second]) for p in similar}
+        compared = {(self.text_of[p.first], self.text_of[p.second]) for p in similar}
         yield from similar
-        yield from self._sharing(self._stems, "stem", known)
-        yield from self._sharing(self._cases, "case", known)
+        yield from self._sharing(self._stems, "stem", compared)
+        yield from self._sharing(self._cases, "case", compared)
 
     def _partners(self, group: Sequence[int]) -> Iterator[tuple[int, int]]:
         """Yield each checked question of a group with one it repeats: a question held against, else an earlier one."""
-        others = [place for place in group if self.against[place]]
+        references = [place for place in group if self.against[place]]
         checked = [place for place in group if not self.against[place]]
         for number, place in enumerate(checked):
-            if others:
-                yield place, others[0]
+            if references:
+                yield place, references[0]
             elif number:
                 yield place, checked[0]
 
@@ -190,8 +191,8 @@ class Index:
     def _kind(self, first: int, second: int, score: float) -> Reason:
         """Tell near duplicates from questions that only share their options, or only their case."""
         options = [self.texts[self.text_of[place]].partition("\n")[2] for place in (first, second)]
-        right, other = self._right[first], self._right[second]
-        if options[0] == options[1] and right and other and right != other:
+        answers = {self._right[first], self._right[second]} - {0}
+        if options[0] == options[1] and len(answers) > 1:
             return "sibling"
         case = self._case_of[first]
         if score < NEAR and case and case == self._case_of[second] and self._stem_of[first] != self._stem_of[second]:

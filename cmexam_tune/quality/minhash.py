@@ -26,6 +26,7 @@ _FEWEST_COMPARED = 1 << 17
 _MOST_WAITING = 32
 """Candidates for each text that wait until the nearest are chosen."""
 _MIX = np.uint64(0x9E3779B97F4A7C15)
+"""2**64 over the golden ratio, rounded down to an odd number: the multiplier of Fibonacci hashing."""
 
 Signatures = NDArray[np.uint32]
 
@@ -33,6 +34,7 @@ Signatures = NDArray[np.uint32]
 def signatures(texts: Sequence[str], seed: int = 0) -> Signatures:
     """Return MinHash signatures, shape (texts, 128): the share of equal values estimates the Jaccard similarity."""
     random = np.random.default_rng(seed)
+    # h -> h * factor + offset mod 2**32, by overflow; only odd factors make it a permutation.
     factors = random.integers(0, 1 << 32, PERMUTATIONS, dtype=np.uint32) | np.uint32(1)
     offsets = random.integers(0, 1 << 32, PERMUTATIONS, dtype=np.uint32)
     values = np.empty((len(texts), PERMUTATIONS), dtype=np.uint32)
@@ -61,9 +63,11 @@ def _shingle_hashes(texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[n
     rolled = np.zeros(len(codes) - SHINGLE + 1, dtype=np.uint64)
     for place in range(SHINGLE):
         rolled = (rolled + codes[place : len(codes) - SHINGLE + 1 + place]) * _MIX
+        # A product carries differences to higher bits only; the shift brings them down again.
         rolled ^= rolled >> np.uint64(29)
     lengths = np.array([len(text) for text in padded])
     ends = np.cumsum(lengths)
+    # All texts are one array: the 5-grams that reach from one text into the next are left out.
     inside = np.ones(len(rolled), dtype=bool)
     for back in range(1, SHINGLE):
         inside[(ends[:-1] - back)] = False
@@ -88,11 +92,11 @@ def candidates(minhashes: Signatures, wanted: NDArray[np.bool_], threshold: floa
     near = _Nearest(count)
     for number in range(len(keys)):
         for a, b in _neighbours([keys[number], *(keys[number - back] for back in (1, 2))]):
-            kept = wanted[a] | wanted[b]
-            low, high = np.minimum(a, b)[kept], np.maximum(a, b)[kept]
+            relevant = wanted[a] | wanted[b]
+            low, high = np.minimum(a, b)[relevant], np.maximum(a, b)[relevant]
             equal = _equal_values(minhashes, low, high)
-            enough = equal >= (threshold - SLACK) * PERMUTATIONS
-            near.add(low[enough] * count + high[enough], equal[enough])
+            close = equal >= (threshold - SLACK) * PERMUTATIONS
+            near.add(low[close] * count + high[close], equal[close])
     packed = near.pairs()
     return np.stack([packed // max(count, 1), packed % max(count, 1)], axis=1)
 
@@ -148,12 +152,13 @@ class _Nearest:
         packed, places = np.unique(np.concatenate(self._packed), return_index=True)
         equal = np.concatenate(self._equal)[places]
         ends = np.concatenate([packed // self.count, packed % self.count])
-        # By text, its nearest first.
+        # One integer for two keys: by text, then the pairs with most equal values (0 to 128) first.
         order = np.argsort(ends * (PERMUTATIONS + 1) + PERMUTATIONS - np.tile(equal, 2), kind="stable")
         starts = np.searchsorted(ends[order], np.arange(self.count))
         rank = np.arange(len(ends)) - starts[ends[order]]
-        kept = np.unique(order[rank < NEIGHBOURS] % len(packed)) if len(packed) else order
-        self._packed, self._equal, self._more = [packed[kept]], [equal[kept]], 0
+        # `ends` lists each pair twice, once under each of its texts; the remainder is the pair.
+        nearest = np.unique(order[rank < NEIGHBOURS] % len(packed)) if len(packed) else order
+        self._packed, self._equal, self._more = [packed[nearest]], [equal[nearest]], 0
 
     def pairs(self) -> NDArray[np.int64]:
         """Return the pairs that are left, in order."""

@@ -67,6 +67,7 @@ def assign(
     strata: list[str] = []
 
     def root(place: int) -> int:
+        # Union-find with path halving: near-constant time however long the chains of shared texts and cases are.
         while leader[place] != place:
             leader[place] = place = leader[leader[place]]
         return place

@@ -37,6 +37,7 @@ _WEAK = re.compile(f"[^不]是：? ?{_L}")
 
 def read(text: str, question: Question) -> Reading:
     """Read an output as the script does; None where it draws a letter."""
+    # The empty text is part of every string, so an empty output ends here, without an answer.
     if text[:1] in CHOICES:
         return Reading(text[:1] or None, None)
     for phrase in _PHRASES:

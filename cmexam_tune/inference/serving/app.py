@@ -212,6 +212,8 @@ class Service:
 
     def check_key(self, key: str) -> None:
         """Refuse a request without the key, if there is one."""
+        # The time of an ordinary comparison tells how much of a guessed key is right. Bytes, because
+        # `compare_digest` refuses text beyond ASCII.
         if self.api_key is not None and not hmac.compare_digest(key.encode(), self.api_key.encode()):
             raise Refused(401, "the API key is missing or wrong (Authorization: Bearer KEY).")
 
@@ -256,6 +258,7 @@ class Service:
                     )
                 )
             ready = asyncio.gather(*(asyncio.wrap_future(row.future) for row in pending))
+            # Wakes the loop below, which would otherwise sleep out its POLL.
             ready.add_done_callback(lambda _: news.put_nowait(None))
             end = time.monotonic() + self.limits.seconds
             while not ready.done():

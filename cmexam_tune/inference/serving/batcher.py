@@ -47,6 +47,7 @@ class DynamicBatcher:
         self._loaded, self._size = loaded, size
         self._queue: queue.SimpleQueue[Pending] = queue.SimpleQueue()
         self.batches = 0
+        # A daemon thread does not keep a server alive that has been told to stop.
         threading.Thread(target=self._work, daemon=True).start()
 
     def submit(self, request: PromptRequest, config: Config, options: RowOptions | None = None) -> Pending:
@@ -70,14 +71,16 @@ class DynamicBatcher:
         return families.writer(config.model.family, "serve").engine(self._loaded, config)
 
     def _work(self) -> None:
-        held: list[Pending] = []
+        waiting: list[Pending] = []
         while True:
-            first = held.pop(0) if held else self._queue.get()
+            first = waiting.pop(0) if waiting else self._queue.get()
             time.sleep(PAUSE)
             while not self._queue.empty():
-                held.append(self._queue.get())
-            batch = [first, *(pending for pending in held if pending.config == first.config)][: self._size]
-            held = [pending for pending in held if not any(pending is taken for taken in batch)]
+                waiting.append(self._queue.get())
+            batch = [first, *(pending for pending in waiting if pending.config == first.config)][: self._size]
+            waiting = [pending for pending in waiting if not any(pending is taken for taken in batch)]
+            # A request cancelled in the queue returns False here. A running future can no longer be cancelled, so
+            # after this only `abandoned` says that its client has left.
             self._answer([pending for pending in batch if pending.future.set_running_or_notify_cancel()])
 
     def _answer(self, batch: Sequence[Pending]) -> None:
@@ -116,8 +119,8 @@ class DynamicBatcher:
             question = dataclasses.replace(pending.request.question, id=str(row))
             requests.append(dataclasses.replace(pending.request, question=question))
             decoder.row_options[question.id] = _held_back(pending.options, decoder.codec.stop)
-        for written in decoder.generate(requests):
-            batch[int(written.request.question.id)].future.set_result(written)
+        for completion in decoder.generate(requests):
+            batch[int(completion.request.question.id)].future.set_result(completion)
 
 
 def _held_back(options: RowOptions, stops: Sequence[str]) -> RowOptions:

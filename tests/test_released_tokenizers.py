@@ -14,6 +14,8 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 pytest.importorskip("torch")
 
+from transformers import AutoTokenizer
+
 from cmexam_tune.config import ModelConfig, PromptConfig
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.models import checkpoint, released
@@ -66,12 +68,14 @@ def test_texts(name: str, tokenizers: dict[str, Any], golden: Any, tmp_path: Pat
     tokenizer = tokenizers[name]
     tokenizer.save_pretrained(tmp_path)
     again = checkpoint.read_tokenizer(ModelConfig("llama", str(tmp_path)))
-    for read in (tokenizer, again):
+    assert isinstance(again, released.RoleTokenizer)
+    assert checkpoint.tokenizer_hash(again) == checkpoint.tokenizer_hash(tokenizer)
+    plain = AutoTokenizer.from_pretrained(tmp_path)
+    for read in (tokenizer, again, plain):
         different = [text for text, ids in expected.items() if read(text)["input_ids"] != ids]
         assert different == list(SPECIAL_TEXT[name])
     decoded = golden["tokenizers"][name]["decoded_skip_special"]
-    plain = [i for i, text in enumerate(golden["texts"]) if "<" not in text]
-    for i in plain:
+    for i in [i for i, text in enumerate(golden["texts"]) if "<" not in text]:
         ids = golden["tokenizers"][name]["ids"][i]
         assert tokenizer.decode(ids, skip_special_tokens=True) == decoded[i]
 

@@ -8,6 +8,7 @@ docs/released.md.
 # mypy: disable-error-code="no-untyped-call"
 
 import base64
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
@@ -30,6 +31,11 @@ PRIVATE = 0xF0000
 """First code point of a plane that no text uses."""
 MARK = "\ufdd0"
 """No character, which no text may hold: breaks a role token that somebody typed."""
+
+
+DESCRIPTION = "tokenizer_config.json"
+SAVED = "typed_special_tokens_stay_text"
+"""Key of a tokenizer_config.json that `RoleTokenizer` wrote."""
 
 
 class Release(NamedTuple):
@@ -72,6 +78,14 @@ class RoleTokenizer(PreTrainedTokenizerFast):
                 plain = part.replace(MARK, "")
                 ids += self(plain, add_special_tokens=False, split_special_tokens=True)["input_ids"]
         return ids
+
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> tuple[str, ...]:
+        """Write a tokenizer that libraries read which do not know this class, and that `read` knows again."""
+        files: tuple[str, ...] = super().save_pretrained(save_directory, *args, **kwargs)
+        path = Path(save_directory) / DESCRIPTION
+        values = {**documents.read_json(path), "tokenizer_class": "PreTrainedTokenizerFast", SAVED: True}
+        path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        return files
 
     def _specials(self) -> re.Pattern[str]:
         return re.compile("(" + "|".join(map(re.escape, self.all_special_tokens)) + ")")
@@ -200,10 +214,13 @@ def read(find: Callable[[str], Path | None]) -> RoleTokenizer | None:
     Args:
         find: returns where a file of the checkpoint lies, None where there is no such file.
     """
-    described = find("tokenizer_config.json")
-    if described is None or find("tokenizer.json") is not None:
+    described = find(DESCRIPTION)
+    if described is None:
         return None
-    kind = str(documents.read_json(described, "file of a checkpoint", finite=False).get("tokenizer_class"))
+    values = documents.read_json(described, "file of a checkpoint", finite=False)
+    if find("tokenizer.json") is not None:
+        return RoleTokenizer.from_pretrained(described.parent) if values.get(SAVED) else None
+    kind = str(values.get("tokenizer_class"))
     tokenizer = None
     if kind == QWEN and (ranks := find("qwen.tiktoken")) is not None:
         tokenizer = tiktoken(ranks)

@@ -21,7 +21,7 @@ PROGRAMS = {
     "evaluate": "score predictions and write a report",
     "judge": "score answers to CMB-Clin's cases by models or people",
     "annotate": "let models propose CMExam's annotations, for people to review",
-    "export": "a trained adapter as a loadable model or adapter",
+    "export": "write a run as a merged model or adapter",
     "reproduce": "whole rows of the papers, from raw file to table",
     "chat": "ask a trained model questions in the terminal",
     "serve": "an OpenAI-compatible endpoint for a trained model",
@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int | None:
         cli.say(__version__)
         return 0
     if argv[0] not in PROGRAMS:
-        cli.note(f"error: {argv[0]!r} is no program{suggest(argv[0], PROGRAMS)}.\n\n{usage()}")
+        cli.note(f"error: unknown command {argv[0]!r}{suggest(argv[0], PROGRAMS)}.\n\n{usage()}")
         return 2
     status: int | None = importlib.import_module(f"cmexam_tune.{argv[0]}").main(argv[1:])
     return status

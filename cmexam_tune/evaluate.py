@@ -117,6 +117,7 @@ def evaluate(
         reference = baseline_run.grade(exam, scored, scorer)
         shown[f"{baseline_run.name} (baseline)" if clash else baseline_run.name] = reference
         compared = comparison.compare(reference, graded[first.name], scorer.smoothing, baseline_run.name)
+        compared = replace(compared, scores=grading.score(reference, scorer))
 
     sources = {"questions": _paths(questions), "predictions": _paths(predictions), "baseline": _paths(baseline or [])}
     report = building.build(
@@ -268,7 +269,7 @@ def _say(report: building.FullReport) -> None:
     if report.pairs:
         cli.say(f"\n{sections.pairs(report.pairs)}")
     if report.comparison:
-        cli.say(f"\n{sections.comparison(report.comparison)}")
+        cli.say(f"\n{sections.comparison(report.comparison, report.name)}")
     for subset in report.subsets:
         cli.say(subset.sentence)
 

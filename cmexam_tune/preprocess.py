@@ -244,7 +244,7 @@ def summary(report: Mapping[str, Any]) -> str:
     lines += [f"  dropped: {reason} {count:,}" for reason, count in report["dropped"].items()]
     lines += [f"  repaired: {reason} {count:,}" for reason, count in report["repaired"].items()]
     if names := report["columns_unread"]:
-        lines.append(f"  not read: {', '.join(names)} (--map facet:{names[0]}={names[0]} keeps a column)")
+        lines.append(f"  columns ignored: {', '.join(names)} (keep one with --map facet:{names[0]}={names[0]})")
     for style, counts in report.get("styles", {}).items():
         skipped = "".join(f", skipped {count:,} ({reason})" for reason, count in counts["skipped"].items())
         lines.append(f"  style {style}: {counts['written']:,} written{skipped}")

@@ -191,3 +191,9 @@ def test_out_of_memory_is_one_message_without_torch(tmp_path: Path) -> None:
     assert "generation.batch_size" in done.stderr and "training.per_device_train_batch_size" in done.stderr
     other = code.replace("OutOfMemoryError", "AnotherError")
     assert "Traceback" in subprocess.run([sys.executable, "-c", other], capture_output=True, text=True).stderr
+
+
+def test_a_command_that_is_none_is_called_unknown(capsys):
+    assert __main__.main(["evalute"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: unknown command 'evalute'") and "evaluate" in said.splitlines()[0]

@@ -378,7 +378,9 @@ def test_outputs_that_were_cut_off_are_counted(files):
     ended[2] = Prediction(ended[2].question_id, "<think>我想", finish="stop")
     jsonl.write(files / "ended.jsonl", ended)
     done = _run(files, predictions="ended.jsonl")
-    assert "2 of 60 outputs were cut off by their limit, 1 of them while thinking" in done.stdout, done.stderr
+    assert "2 of 60 outputs reached generation.max_new_tokens and were cut, 1 of them while thinking" in done.stdout, (
+        done.stderr
+    )
     report = json.loads((files / "out" / "report.json").read_text(encoding="utf-8"))
     assert list(report["cut"].values()) == [{"outputs": 60, "cut": 2, "thinking": 1}]
     assert "Outputs cut off by their limit" in (files / "out" / "report.md").read_text(encoding="utf-8")

@@ -472,3 +472,14 @@ def test_outputs_cut_while_thinking_are_counted_apart() -> None:
     counts = records._counts([records._record(line, "") for line in lines])
     assert (counts["records"], counts["cut"], counts["cut_thinking"]) == (3, 2, 1)
     assert "1 of them while thinking (generation.thinking_tokens)" in answering.summary(counts)
+
+
+def test_what_was_asked_and_what_can_be_read_are_told_apart() -> None:
+    from cmexam_tune.inference import answering, records
+
+    answers = [*["A"] * 21, *[None] * 6]
+    lines = [json.dumps({"question_id": "x", "text": "t", "answer": answer}).encode() for answer in answers]
+    counts = records._counts([records._record(line, "") for line in lines])
+    said = answering.summary({**counts, "answered": 27, "seconds": 44.0})
+    assert said.startswith("27 questions asked in 44 s") and said.endswith("; 21 answers readable")
+    assert "readable" not in answering.summary(counts, turns=True)

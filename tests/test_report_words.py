@@ -9,17 +9,18 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import released
+import real_data
 
 from cmexam_tune.core.schema import Prediction, Question
+from cmexam_tune.evaluate import evaluate
 from cmexam_tune.evaluation import breakdowns, comparison, grading
-from cmexam_tune.report import building, identity, writing
+from cmexam_tune.report import building, identity, sections, writing
 from cmexam_tune.report.papers import published_tables
 
 CMEXAM = ("Disease Group", "Clinical Department", "Medical Discipline", "Medical Competency", "Difficulty level")
 CMB = ("exam_type", "exam_class", "exam_subject")
 SAMPLE = Path(breakdowns.__file__).parents[1] / "sample"
-RELEASED = released.find("CMB-test-choice-answer.json")
+RELEASED = real_data.find("CMB-test-choice-answer.json")
 CHINESE = re.compile(r"[\u3400-\u9fff]")
 
 
@@ -150,5 +151,29 @@ def test_a_chinese_page_says_our_words_in_chinese(report):
     assert "CMExam 总体对比" in text
 
 
+def test_a_difference_says_which_is_subtracted_from_which(report):
+    """The tuned run has answers A, all that is right; its baseline B."""
+    for name in ("report.md", "report.tex"):
+        text = (report / name).read_text(encoding="utf-8")
+        assert text.count("second minus first") >= 2, name
+        assert "zeroshot.jsonl" in text and "Each two runs" not in text
+    markdown = (report / "report.md").read_text(encoding="utf-8")
+    assert "zeroshot.jsonl \\| this run: " in markdown
+    assert "| this run \\| zeroshot.jsonl | -" in markdown
+    page = shown(report, "en")["main"]
+    assert page.count("second minus first") >= 3 and "→ zeroshot" not in page
+    assert "后者减前者" in shown(report, "zh")["main"]
+
+
 def test_names_that_people_gave_are_not_translated(report):
     assert "zeroshot.jsonl" in shown(report, "zh")["first"]
+
+
+def test_a_baseline_has_a_row_of_its_own():
+    asked = questions()
+    runs = [[Prediction(one.id, f"答案: {letter}", letter) for one in asked] for letter in "AB"]
+    against = evaluate(runs[0], asked, baseline=runs[1])
+    lines = {line[0]: line for line in sections.headline(against).lines}
+    assert list(lines) == ["this run", "the baseline"]
+    assert against.comparison.scores["accuracy_ci"]
+    assert [line[0] for line in sections.tables(against)[0].lines] == list(lines)

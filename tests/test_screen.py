@@ -42,7 +42,7 @@ predict.main(["--config", "zeroshot_llama", "--questions", "one.questions.jsonl"
         assert any("Loading weights" in line for line in asked)
     else:
         assert written == []
-        assert len(asked) == 1 and asked[0].startswith("1 predictions, 1 answered")
+        assert len(asked) == 1 and asked[0].startswith("1 question asked in ")
 
 
 class Screen(io.StringIO):

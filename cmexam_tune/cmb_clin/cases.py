@@ -42,7 +42,7 @@ def predict(source: loading.Source, questions: str | Path, out: str | Path, over
             cost=lambda case: len(case.turns),
         )
         if file.processes.first:
-            cli.note(answering.summary(file.result))
+            cli.note(answering.summary(file.result, turns=True))
     return Path(out)
 
 

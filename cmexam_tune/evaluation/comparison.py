@@ -8,7 +8,7 @@ compares, what it leaves out of the denominator, and how it averages.
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from cmexam_tune.core.progress import Progress
 from cmexam_tune.core.schema import Scores
@@ -44,6 +44,8 @@ class Comparison:
     where no difference would be found."""
     clusters: int | None = None
     """Groups of questions that are drawn together, where the file says which (facet `group`); else None."""
+    scores: Scores = field(default_factory=dict)
+    """Of the run that is compared with; empty where nobody asked for them."""
 
 
 @dataclass(frozen=True)

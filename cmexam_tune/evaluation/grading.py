@@ -289,9 +289,8 @@ class Truncation:
     @property
     def sentence(self) -> str:
         """What the screen says."""
-        return (
-            f"{self.cut} of {self.outputs} outputs were cut off by their limit, {self.thinking} of them while thinking"
-        )
+        thinking = f", {self.thinking} of them while thinking" if self.thinking else ""
+        return f"{self.cut} of {self.outputs} outputs reached generation.max_new_tokens and were cut{thinking}"
 
 
 def truncation(graded: Iterable[Graded]) -> Truncation | None:

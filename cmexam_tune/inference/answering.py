@@ -227,15 +227,19 @@ def majority(key: str, outputs: Sequence[Prediction]) -> Prediction:
     return replace(chosen, question_id=key, votes=tuple(output.text for output in outputs))
 
 
-def summary(result: Mapping[str, Any]) -> str:
-    """Return what a prediction came to, in a line for people."""
-    text = f"{result.get('records', 0)} predictions"
+def summary(result: Mapping[str, Any], *, turns: bool = False) -> str:
+    """Return what a prediction came to, in a line for people; with `turns` it was of conversations without letters."""
+    count = result.get("records", 0)
+    text = f"{count} {'turn' if turns else 'question'}{'' if count == 1 else 's'} asked"
     if result.get("seconds"):
-        answered = result.get("answered", 0)
-        text += f", {answered} answered in {duration(result['seconds'])}"
-        text += f" ({answered / result['seconds']:.3g} a second)"
+        # Of several votes, or where failures were asked again, more outputs than questions.
+        text += (
+            f" in {duration(result['seconds'])} ({result.get('answered', 0) / result['seconds']:.3g} outputs a second)"
+        )
+    if not turns and "readable" in result:
+        text += f"; {result['readable']} answer{'' if result['readable'] == 1 else 's'} readable"
     if result.get("cut"):
-        text += f"; {result['cut']} outputs were cut off by their limit (generation.max_new_tokens)"
+        text += f"; {result['cut']} outputs reached generation.max_new_tokens and were cut; raise it"
     if result.get("cut_thinking"):
         text += f", {result['cut_thinking']} of them while thinking (generation.thinking_tokens)"
     if result.get("failed"):

@@ -26,6 +26,7 @@ class Record:
     question_id: str
     text: str
     finish: str | None = None
+    answer: str | None = None
 
 
 @dataclass(frozen=True)
@@ -243,11 +244,17 @@ class ResumableFile:
 
 
 def _counts(records: Sequence[Record]) -> dict[str, int]:
-    """Return how many records there are, how many were cut off (and while thinking), and how many failed."""
+    """Return how many records there are, hold an answer, were cut off (and while thinking), and failed."""
     ends = [record.finish for record in records]
     cut = [record for record in records if record.finish == "length"]
     thinking = sum(still_thinking(record.text) for record in cut)
-    return {"records": len(ends), "cut": len(cut), "cut_thinking": thinking, "failed": ends.count(FAILED)}
+    return {
+        "records": len(ends),
+        "readable": sum(record.answer is not None for record in records),
+        "cut": len(cut),
+        "cut_thinking": thinking,
+        "failed": ends.count(FAILED),
+    }
 
 
 def _record(line: bytes, where: str) -> Record:

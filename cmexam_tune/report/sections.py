@@ -14,6 +14,8 @@ BASELINES = {
     "uniform_single": "Random single letter",
     "majority": "Most frequent answer",
 }
+SECOND_MINUS_FIRST = "second minus first"
+"""The head of every column of differences, so that no reader need guess their sign."""
 LATEX_HEAD = "% \\usepackage{booktabs}; Chinese names need ctex or xeCJK.\n"
 
 
@@ -21,7 +23,7 @@ def tables(report: FullReport) -> list[Table]:
     """Return every table of a report, in its order."""
     columns = _columns(report.overall)
     return [
-        _scores("Overall", columns, {report.name: report.overall}),
+        _scores("Overall", columns, _with_baseline(report)),
         *([cut_off(report)] if any(run.cut for run in report.cut.values()) else []),
         *([intervals(report)] if report.intervals else []),
         *([_scores("Runs", columns, report.runs)] if report.runs else []),
@@ -33,7 +35,7 @@ def tables(report: FullReport) -> list[Table]:
         *([credit(report.partial_credit)] if "multiple" in report.partial_credit else []),
         *([baselines(report)] if report.baselines else []),
         *([published(report.published, report.overall)] if report.published else []),
-        *([comparison(report.comparison)] if report.comparison else []),
+        *([comparison(report.comparison, report.name)] if report.comparison else []),
         *([subsets(report.subsets)] if report.subsets else []),
         *(breakdown(table, columns, report.published) for table in report.tables),
         by_length(report.by_length),
@@ -42,8 +44,16 @@ def tables(report: FullReport) -> list[Table]:
 
 def headline(report: FullReport) -> Table:
     """Return what the program prints: the run, or several runs or scorers beside each other."""
-    scores = report.runs or report.profiles or {report.name: report.overall}
-    return _scores("", COLUMNS, scores)
+    return _scores("", COLUMNS, report.runs or report.profiles or _with_baseline(report))
+
+
+def _with_baseline(report: FullReport) -> dict[str, Scores]:
+    own = {report.name: report.overall}
+    other = report.comparison
+    if other is None or not other.scores:
+        return own
+    name = f"{other.name} (baseline)" if other.name == report.name else other.name
+    return {**own, name: other.scores}
 
 
 def by_scorer(report: FullReport) -> Table:
@@ -110,7 +120,7 @@ def agreement(report: FullReport) -> Table:
     """Return how often two runs gave the same readable answer."""
     lines = tuple((pair, f"{share:.1f}") for pair, share in report.agreement.items())
     changed = ("questions whose answer changes", f"{report.flips} of {report.overall['n']}")
-    return Table(("", "%"), (*lines, changed), "Same readable answer")
+    return Table(("", "% of questions"), (*lines, changed), "Same readable answer in both")
 
 
 def cut_off(report: FullReport) -> Table:
@@ -151,25 +161,24 @@ def _warning(numbers: Published) -> str:
     return f"Not the same questions: {numbers.caveat}." if numbers.caveat else ""
 
 
-def comparison(other: Comparison) -> Table:
-    """Return the differences from another run."""
+def comparison(other: Comparison, run: str) -> Table:
+    """Return the differences of the run called `run` from its baseline."""
     lines = tuple(
         (short(name), f"{metric.difference:+.2f}", f"{metric.low:+.2f} to {metric.high:+.2f}", metric.p_text)
         for name, metric in other.metrics.items()
     )
     title = (
-        f"Against {other.name}: {len(other.gained)} questions newly right, {len(other.lost)} newly wrong, "
+        f"{other.name} | {run}: {len(other.gained)} questions newly right, {len(other.lost)} newly wrong, "
         f"exact McNemar p = {other.mcnemar_p:.4g}"
     )
     notes = []
     if other.smallest_difference is not None:
         notes.append(
-            f"With these {other.n} questions a difference of {other.smallest_difference:.1f} points would be found "
-            "four times out of five"
+            f"{other.n} questions detect a difference of {other.smallest_difference:.1f} points with 80% power"
         )
     if other.clusters is not None:
         notes.append(f"{other.clusters} groups of questions were drawn together")
-    return Table(("", "difference", "95% interval", "p"), lines, title, ". ".join(notes))
+    return Table(("", SECOND_MINUS_FIRST, "95% interval", "p"), lines, title, ". ".join(notes))
 
 
 def pairs(compared: Sequence[Pair]) -> Table:
@@ -184,8 +193,8 @@ def pairs(compared: Sequence[Pair]) -> Table:
         )
         for pair in compared
     )
-    head = ("", "difference", "p (McNemar)", "p (Holm)", "smallest difference found")
-    return Table(head, lines, "Each two runs", "The smallest difference is what would be found four times out of five")
+    head = ("", SECOND_MINUS_FIRST, "p (McNemar)", "p (Holm)", "smallest detectable")
+    return Table(head, lines, "Pairwise", "Smallest difference detectable with 80% power")
 
 
 def credit(parts: Mapping[str, PartialCredit]) -> Table:

@@ -65,9 +65,10 @@ class Estimate:
     """Whether it fits the card, where that is known, and what would make it fit."""
 
     def __str__(self) -> str:
+        plural = "" if self.processes == 1 else "es"
         where = "card" if self.card.cuda else "process"
         stages = "\n".join(
-            f"  {STAGES[stage]:<24}{need / GIB:>11.2f} GiB a {where}, {self.host[stage] / GIB:>9.2f} GiB of the host's"
+            f"  {STAGES[stage]:<24}{need / GIB:>11.2f} GiB a {where}, host RAM {self.host[stage] / GIB:.2f} GiB"
             for stage, need in self.memory.items()
         )
         return (
@@ -75,7 +76,7 @@ class Estimate:
             f"  trained                 {self.trainable:>11,}  ({100 * self.trainable / self.parameters:.3g}%)\n"
             f"optimizer steps           {self.steps:>11,}  ({self.tokens:,} tokens, "
             f"padding {100 * self.padding:.1f}%)\n"
-            f"memory on {self.processes} process(es), {self.local} of them on each host, weights in {self.dtype}"
+            f"memory on {self.processes} process{plural}, {self.local} per host, weights in {self.dtype}"
             f"\n{stages}\n{self.verdict}"
             f"hours on this machine     {self.hours:>11.2f}  (from its measured matrix-multiply rate)"
         )

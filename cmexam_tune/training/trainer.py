@@ -78,10 +78,11 @@ class ExamTrainer(Trainer):
         """Return what is trained, on what; `paths` are the training files."""
         trained, total = count_parameters(self.loaded.model, trained_only=True), count_parameters(self.loaded.model)
         plan = self.data.sampler(0, self.args.world_size)
+        plural = "" if self.args.world_size == 1 else "es"
         text = (
             f"{trained:,} of {total:,} parameters are trained ({100 * trained / total:.3g}%); "
             f"{plan.questions:,} questions, {self.data.layout.global_batch} in each step on "
-            f"{self.args.world_size} process(es); padding {100 * plan.padding():.1f}%"
+            f"{self.args.world_size} process{plural}; padding {100 * plan.padding():.1f}%"
         )
         if self.data.mixture is None:
             return text

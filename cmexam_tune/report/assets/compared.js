@@ -17,8 +17,8 @@ function comparedItems() {
     label: phrase(name), value: scores.accuracy, interval: scores.accuracy_ci, kind: i ? "other" : "own",
   }));
   if (R.comparison && R.comparison.n) {
-    const {name, both: right, lost, n} = R.comparison;
-    items.push({label: phrase(name), value: 100 * (right + lost.length) / n, kind: "other"});
+    const {name, scores, both: right, lost, n} = R.comparison;
+    items.push({label: phrase(name), value: scores.accuracy ?? 100 * (right + lost.length) / n, interval: scores.accuracy_ci, kind: "other"});
   }
   if (published && published.metric === "accuracy_macro") {
     items.push({label: both("This run, mean of the categories", "本次模型（各大类均值）"), value: macroAccuracy(), kind: "own"});

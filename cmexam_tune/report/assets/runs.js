@@ -1,6 +1,7 @@
 // Several runs: a leaderboard, mean and deviation, and any two of them question by question.
 
 const pair = {first: 0, second: 1};
+const SECOND_MINUS_FIRST = both("second minus first", "后者减前者");
 
 function leaderboard() {
   const entries = Object.entries(R.runs).map(([name, scores]) => ({name: phrase(name), scores}));
@@ -22,8 +23,8 @@ function baselineMetrics() {
     cells: [heading(key), signed(one.difference, 2), `<span class="nowrap">${one.low.toFixed(2)} … ${one.high.toFixed(2)}</span>`, atLeast(one.p_value, one.resolution)],
   }));
   const {n, smallest_difference: smallest} = R.comparison;
-  return `<h3>${both(`${escape(R.name)} minus ${escape(R.comparison.name)}`, `${escape(inChinese(R.name))} 减去 ${escape(R.comparison.name)}`)}</h3>` +
-    table(["", both("difference", "差值"), both("95% interval", "95% 区间"), "p"], lines, {sortable: false}) +
+  return `<h3>${both(`${escape(R.comparison.name)} | ${escape(R.name)}`, `${escape(inChinese(R.comparison.name))} | ${escape(inChinese(R.name))}`)}</h3>` +
+    table(["", SECOND_MINUS_FIRST, both("95% interval", "95% 区间"), "p"], lines, {sortable: false}) +
     (smallest == null ? "" : `<p class="soft">${both(
       `${count(n)} questions detect a difference of ${smallest.toFixed(1)} points with 80% power.`,
       `以这 ${count(n)} 道题，${smallest.toFixed(1)} 个百分点的差异有 80% 的把握被检出。`)}</p>`);
@@ -32,9 +33,9 @@ function baselineMetrics() {
 // Each two runs, corrected for being several.
 function allPairs() {
   const lines = R.pairs.map(one => ({
-    cells: [`${phrase(one.second)} − ${phrase(one.first)}`, signed(one.difference, 2), atLeast(one.p_value), atLeast(one.adjusted_p), one.smallest_difference == null ? "–" : one.smallest_difference.toFixed(1)],
+    cells: [`${phrase(one.first)} | ${phrase(one.second)}`, signed(one.difference, 2), atLeast(one.p_value), atLeast(one.adjusted_p), one.smallest_difference == null ? "–" : one.smallest_difference.toFixed(1)],
   }));
-  return `<h3>${both("Pairwise (second minus first)", "两两比较（后者减前者）")}</h3>` + table(["", both("difference", "差值"), "p", both("p, Holm", "p（Holm 校正）"), both("smallest detectable", "可检出的最小差异")], lines, {wide: [2, 4]});
+  return `<h3>${both("Pairwise (second minus first)", "两两比较（后者减前者）")}</h3>` + table(["", SECOND_MINUS_FIRST, "p", both("p, Holm", "p（Holm 校正）"), both("smallest detectable", "可检出的最小差异")], lines, {wide: [2, 4]});
 }
 
 // The pair as a sentence, with the cards behind it one click away.

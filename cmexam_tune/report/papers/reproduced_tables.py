@@ -152,8 +152,8 @@ def comparison(measured: Sequence[Measured]) -> Table:
     """Return one line for each entry and metric: measured, published, difference and its interval."""
     lines = [_compared(row, metric) for row in measured for metric in row.scores]
     note = (
-        "Percent; ± is the standard deviation over seeds. The interval is that of the difference, or of the score "
-        "where nothing is published; for accuracy it holds the sampling of questions and seeds, else of seeds."
+        "Percent; ± is the standard deviation over seeds. 95% interval of the difference, or of the score where "
+        "nothing is published. Accuracy: questions and seeds; other metrics: seeds only."
     )
     return Table(("row", "metric", "measured", "published", "difference", "95% interval"), tuple(lines), note=note)
 
@@ -183,7 +183,8 @@ def table3(measured: Sequence[Measured]) -> Table:
         if row.published:
             lines.append(("  published", *(_printed(row, key) for key in columns)))
     seeds = sorted({len(row.by_seed) for row in measured})
-    note = f"Answer prediction and explanation, percent, {' or '.join(map(str, seeds))} seed(s) a row."
+    plural = "" if seeds == [1] else "s"
+    note = f"Answer prediction and explanation, percent, {' or '.join(map(str, seeds))} seed{plural} per row."
     return Table(("model", *map(short, columns)), tuple(lines), note=note)
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shutil
 import weakref
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from kit import checkpoint, make_config, questions
 from transformers import PreTrainedModel
 
 from cmexam_tune.core import jsonl
+from cmexam_tune.core.errors import UserError
 from cmexam_tune.inference import loading
 from cmexam_tune.models import families, merging
 from cmexam_tune.models.families import chatglm
@@ -122,3 +124,54 @@ def test_weights_that_merging_spoils_are_read_again_when_they_are_gone(
     assert alive == [[], [False]]
     found = loaded.model.state_dict()
     assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+REMOTE = """
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+class WardConfig(LlamaConfig):
+    model_type = "ward"
+
+class WardForCausalLM(LlamaForCausalLM):
+    config_class = WardConfig
+    _supports_sdpa = False
+
+    @classmethod
+    def from_pretrained(cls, *words, **options):
+        if isinstance(options.get("dtype"), str):  # as in Baichuan2's released code
+            options["dtype"] = getattr(torch, options["dtype"])
+        return super().from_pretrained(*words, **options)
+"""
+
+
+def test_a_checkpoint_that_brings_its_own_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Code without SDPA, whose `from_pretrained` knows no `dtype="auto"`: foreseen, trained whole, read back."""
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    base = tmp_path / "ward"
+    shutil.copytree(checkpoint("llama"), base)
+    content = json.loads((base / "config.json").read_text(encoding="utf-8"))
+    names = {"AutoConfig": "modeling_ward.WardConfig", "AutoModelForCausalLM": "modeling_ward.WardForCausalLM"}
+    content |= {"model_type": "ward", "auto_map": names}
+    (base / "config.json").write_text(json.dumps(content), encoding="utf-8")
+    (base / "modeling_ward.py").write_text(REMOTE, encoding="utf-8")
+    config = make_config(
+        model={"family": "llama", "model_name_or_path": str(base), "trust_remote_code": True}, tuning={"method": "full"}
+    )
+    family, method = runs.parts(config)
+    for device in ("meta", "cpu"):
+        model: Any = family.load(config.model, device=device).model
+        assert type(model).__name__ == "WardForCausalLM" and model.config._attn_implementation == "eager"
+        assert "model.attn_implementation=eager" in capsys.readouterr().err
+    method.attach(model, family, config.tuning.settings)
+    method.save(model, tmp_path / "saved")
+    method.load(model, tmp_path / "saved")
+
+    def gone(*_: Any, **__: Any) -> Any:
+        raise AttributeError("'WardForCausalLM' object has no attribute 'all_tied_weights_keys'")
+
+    monkeypatch.setattr(type(model), "from_pretrained", gone)
+    with pytest.raises(UserError, match=r"saved: holds no weights for this model .*all_tied_weights_keys"):
+        method.load(model, tmp_path / "saved")

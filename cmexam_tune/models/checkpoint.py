@@ -1,5 +1,6 @@
 """Opening checkpoints: every way in which a path can be wrong becomes one clear message."""
 
+import functools
 import hashlib
 import json
 import os
@@ -24,7 +25,7 @@ from transformers import (
 from transformers.utils import logging
 
 from cmexam_tune.config import ModelConfig
-from cmexam_tune.core import libraries
+from cmexam_tune.core import cli, libraries
 from cmexam_tune.core.errors import ConfigError, UserError, first_line
 from cmexam_tune.core.variants import suggest
 from cmexam_tune.models import attention, checkpoint_validation, released
@@ -160,10 +161,7 @@ def read_weights(
     """
     name = model.model_name_or_path
     if device == "meta":
-        make = auto._from_config if issubclass(auto, PreTrainedModel) else auto.from_config
-        with torch.device("meta"):
-            shapes: PreTrainedModel = make(config, dtype=dtype(model), attn_implementation=model.attn_implementation)
-        return shapes
+        return _read_shapes(auto, model, config)
     verbosity = logging.get_verbosity()
     # Its report of missing weights is replaced by the check below.
     quiet: Any = logging
@@ -171,16 +169,19 @@ def read_weights(
     if Path(location(model)).is_dir():
         hide_bars()
     try:
-        loaded, info = auto.from_pretrained(
-            location(model),
-            config=config,
-            dtype=dtype(model),
-            attn_implementation=attention.suited(model.attn_implementation),
-            # Straight to a card, so that processes that share a machine do not fill its memory first.
-            device_map=None if device == "cpu" else {"": device},
-            output_loading_info=True,
-            **_quantised(model),
-            **_source(model),
+        loaded, info = _with_attention(
+            model,
+            functools.partial(
+                auto.from_pretrained,
+                location(model),
+                config=config,
+                dtype=dtype(model),
+                # Straight to a card, so that processes that share a machine do not fill its memory first.
+                device_map=None if device == "cpu" else {"": device},
+                output_loading_info=True,
+                **_quantised(model),
+                **_source(model),
+            ),
         )
     except LOADING as error:
         raise UserError(f"{name}: the weights cannot be loaded ({first_line(error)}).") from None
@@ -195,6 +196,31 @@ def read_weights(
     result: PreTrainedModel = loaded
     make_savable(result)
     return result
+
+
+def _read_shapes(auto: Any, model: ModelConfig, config: PreTrainedConfig) -> PreTrainedModel:
+    if issubclass(auto, PreTrainedModel):
+        make = auto._from_config
+    else:
+        make = functools.partial(auto.from_config, trust_remote_code=model.trust_remote_code)
+    try:
+        with torch.device("meta"):
+            shapes: PreTrainedModel = _with_attention(model, functools.partial(make, config, dtype=dtype(model)))
+    except LOADING as error:
+        raise UserError(f"{model.model_name_or_path}: no model can be made of it ({first_line(error)}).") from None
+    return shapes
+
+
+def _with_attention(model: ModelConfig, make: Callable[..., Any]) -> Any:
+    """Call `make` with the config's attention, or `eager` for a checkpoint whose own Python has no other."""
+    wanted = attention.suited(model.attn_implementation)
+    try:
+        return make(attn_implementation=wanted)
+    except ValueError as error:
+        if not model.trust_remote_code or wanted == "eager" or "scaled_dot_product_attention" not in str(error):
+            raise
+    cli.note(f"note: {model.model_name_or_path} brings code without {wanted}; model.attn_implementation=eager is used")
+    return make(attn_implementation="eager")
 
 
 def make_savable(model: PreTrainedModel) -> None:

@@ -46,13 +46,16 @@ class Full(Method):
         Raises:
             UserError: the folder holds no model, or one of another shape.
         """
-        from safetensors import SafetensorError
+        import torch
+
+        from cmexam_tune.models import checkpoint
 
         kind: Any = type(model)
         try:
-            stored, info = kind.from_pretrained(folder, dtype="auto", output_loading_info=True)
+            # Not "auto", which code that a checkpoint brings need not know.
+            stored, info = kind.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
             if info["missing_keys"]:
                 raise ValueError(f"{len(info['missing_keys'])} weights are missing")
             model.load_state_dict(stored.state_dict())
-        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        except checkpoint.LOADING as error:
             raise UserError(f"{folder}: holds no weights for this model ({first_line(error)}).") from None

@@ -76,7 +76,7 @@ def _after_reference(
 def _after_own(
     file: ResumableFile, writer: TextEngine, cases: Sequence[Case], form: chat_template.CaseWords
 ) -> Iterator[Completion]:
-    """Answer one turn of all cases after another, each after the model's own answers to the earlier ones."""
+    """Answer turn by turn, all cases in one batch; each prompt holds the model's own answers to the earlier turns."""
     texts = file.texts()
     for number in range(1, max(len(case.turns) for case in cases) + 1):
         requests = []

@@ -93,6 +93,7 @@ def _draw(
         for model, answers in shuffled.items()
         if place < len(answers)
     ]
+    # Models take turns in `rounds`, so a sample holds as many of each; shuffling then hides whose turn it is.
     chosen = rounds[:sample]
     dice.shuffle(chosen)
     return chosen
@@ -185,7 +186,8 @@ def _key_of(path: Path, answered: Mapping[str, Collection[str]]) -> dict[int, Pl
     keys = [key for key in sorted(path.parent.glob("*.xlsx.key.json")) if path.name.startswith(key.name[:-14])]
     if not keys:
         raise UserError(f"{path}: no {key_path(path).name} beside it, which says whose answers these are.")
-    key = max(keys, key=lambda one: len(one.name))
+    # Of the keys whose sheet's name this name starts with, that of the longest is meant.
+    key = max(keys, key=lambda path: len(path.name))
     try:
         places = [jsonl.from_object(Place, place, str(key)) for place in documents.read_json(key, "key", list)]
     except (UserError, AttributeError):

@@ -58,7 +58,7 @@ def _requests(task: Task, known: frozenset[str]) -> list[PromptRequest]:
 
 
 def _judgements(task: Task, judge: TextEngine, requests: Sequence[PromptRequest]) -> Iterator[Judgement]:
-    """Yield what can be read as it comes; what cannot is asked once more at the end."""
+    """Yield readable judgements as they arrive; the judge is asked again for the others, once and at the end."""
     again = []
     for completion in judge.generate(requests):
         scores = task.rubric.parse(completion.text)

@@ -235,6 +235,7 @@ class Parser(argparse.ArgumentParser):
             name = word.partition("=")[0]
             if re.fullmatch(r"--[a-z][\w-]*", name) and name not in known:
                 self.error(f"unrecognized arguments: {word}{suggest(name, known)}")
+        # Overrides may stand between flags, which plain `parse_args` refuses for `*` positionals.
         return self.parse_intermixed_args(list(argv))
 
     def error(self, message: str) -> NoReturn:

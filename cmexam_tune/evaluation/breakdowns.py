@@ -288,7 +288,8 @@ class Subset:
 
 
 def _signed(points: float) -> str:
-    return f"{round(points, 2) + 0.0:+.2f}"  # never -0.00
+    # Adding 0.0 turns -0.0 into 0.0, which is printed as +0.00.
+    return f"{round(points, 2) + 0.0:+.2f}"
 
 
 def subset(name: str, graded: Sequence[Graded], ids: Collection[str], comparison: Comparison | None = None) -> Subset:

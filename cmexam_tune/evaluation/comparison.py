@@ -152,6 +152,7 @@ def pairwise(runs: Mapping[str, Sequence[Graded]]) -> tuple[Pair, ...]:
         difference = 100 * sum(y.right - x.right for x, y in pairs) / max(len(pairs), 1)
         p_value = significance.mcnemar(lost, gained)
         compared.append(Pair(first, second, difference, p_value, p_value, _smallest(len(pairs), lost + gained)))
+    # Every further pair that is tested makes a low p-value by chance more likely.
     adjusted = significance.holm([pair.p_value for pair in compared])
     return tuple(replace(pair, adjusted_p=p) for pair, p in zip(compared, adjusted, strict=True))
 

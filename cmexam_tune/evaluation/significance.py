@@ -283,7 +283,7 @@ def smallest_difference(n: int, disagreement: float, power: float = 0.8, level: 
 
 
 def _resamples(n: int, resamples: int, seed: int) -> "Iterator[Matrix]":
-    """Yield how often each of n rows is drawn in each resample, in blocks of [some resamples, n]."""
+    """Yield how often each of n rows is drawn in each resample: float64 blocks [at most `_BLOCK`, n]."""
     import numpy as np
 
     generator = np.random.default_rng(seed)

@@ -97,6 +97,7 @@ def jieba_words() -> Callable[[str], list[str]]:
     import jieba
 
     jieba.setLogLevel(logging.WARNING)
+    # By default jieba marshals its dictionary into the shared temporary folder and loads what it finds there.
     jieba.dt.tmp_dir = str(_private_folder())
     jieba.initialize()
     cut: Callable[[str], list[str]] = jieba.lcut

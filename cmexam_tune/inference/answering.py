@@ -69,10 +69,10 @@ def run_missing(
     cost: Callable[[T], Any],
     name: str = "predict",
 ) -> None:
-    """Ask for what an open file lacks, append each record as it comes, and put the file in the order of `keys`.
+    """Answer what an open file lacks, append each record as it arrives, and sort the file by `keys`.
 
-    The model is loaded only where something is left to this process, and the first record is there before anything is
-    replaced: a wrong path or setting costs no old file.
+    The model is loaded only if this process has something to do, and nothing is replaced before the first record has
+    arrived: a wrong path or setting costs no old file.
 
     Args:
         file: an open file; it knows what is there and who else answers, and keeps what a server used.
@@ -109,7 +109,7 @@ def run_missing(
 
 
 def _usage_noted(file: ResumableFile, usage: Usage | None, records: Iterable[T]) -> Iterator[T]:
-    """Yield the records; what a server used meanwhile is kept in the file's note and told at the end."""
+    """Yield the records, and keep in the file's note what the server has used; a summary is printed at the end."""
     if usage is None:
         yield from records
         return

@@ -194,10 +194,10 @@ class ResumableFile:
         self._handle.flush()
 
     def finish(self, order: Sequence[str], answered: int = 0, seconds: float = 0.0) -> None:
-        """Put the records in the order of `order`, so that the file does not show how often it was interrupted.
+        """Sort the records by `order`, so that an interrupted prediction ends with the same file as one that was not.
 
-        Keys that are not in `order` (of a longer run before) keep their place behind them. How it went goes to
-        `result` and into the note: `answered` records in so many `seconds`, added to what the runs before took.
+        Keys missing from `order`, left by an earlier run with a higher limit, follow in their old order. `answered`
+        records and `seconds` are added to those of earlier runs in `result`, which is saved in the note.
         """
         assert self._handle is not None
         self._handle.close()

@@ -53,8 +53,8 @@ def estimate(source: Source, questions: str | Path, limit: int | None = None, to
         Remote(config)
     prompts = _prompts(source, questions, limit)
     texts = [
-        "\n".join(message["content"] for message in one.dialogue()._replace(system=config.prompt.system).messages())
-        for one in prompts
+        "\n".join(message["content"] for message in prompt.dialogue()._replace(system=config.prompt.system).messages())
+        for prompt in prompts
     ]
     votes = config.generation.votes
     tokens = None if tokenizer is None else votes * _tokens(texts, tokenizer)

@@ -106,6 +106,7 @@ class PromptBuilder:
         """
         examples = () if self._shots is None else self._shots.of(question)
         return PromptRequest(
+            # Requests hold the question as shown: engines and allowed answers work with the shown letters only.
             order.shown(question, self.order),
             lambda shown: prompt(shown, self.style),
             examples=tuple(Turn(example.prompt, example.completion) for example in examples),

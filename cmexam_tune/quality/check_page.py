@@ -151,6 +151,7 @@ def _text(question: Question) -> str:
 def _marked(a: str, b: str) -> tuple[str, str]:
     """Return both texts as HTML, with what the other does not have marked."""
     left, right = [], []
+    # By default difflib does not match characters that are more than 1% of a text of 200 or longer.
     for tag, a0, a1, b0, b1 in difflib.SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
         in_a, in_b = html.escape(a[a0:a1]), html.escape(b[b0:b1])
         left.append(in_a if tag == "equal" or not in_a else f"<mark>{in_a}</mark>")

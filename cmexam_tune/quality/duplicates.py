@@ -84,6 +84,7 @@ class Index:
         self._right = array("q")
         self._stem_of = array("q")
         self._case_of = array("q")
+        # Made again when needed: held for all texts, sets of 5-grams take far more memory than the texts.
         self._shingles = functools.lru_cache(maxsize=1024)(lambda text: shingles(self.texts[text]))
 
     def add(self, question: Question, file: int, line: int, against: bool) -> int:
@@ -214,6 +215,7 @@ class Index:
     ) -> Iterator[Pair]:
         for group in groups.values():
             first_of: dict[tuple[int, int], int] = {}
+            # Those held against come first, so that they stand for their text.
             for place in sorted(group, key=lambda place: not self.against[place]):
                 # One for each text: equal questions are listed as such already.
                 first_of.setdefault((self.text_of[place], 0 if reason == "stem" else self._stem_of[place]), place)

@@ -42,6 +42,7 @@ REASONS = (*PAIRS, DUPLICATE, *SINGLE)
 DEFAULT_DROP = ("exact", "contradiction", "near", "stem", DUPLICATE, "unreadable")
 """Dropped from the clean file: what is in a file held against, repetitions, and what cannot be read."""
 _WINDOW = 14
+"""First characters by which stems are looked up; no more than `_SHORTEST`."""
 _SHORTEST = 18
 """Characters of a plain stem that is looked for in explanations; shorter ones occur there by themselves."""
 
@@ -129,6 +130,7 @@ class Embedded:
         for start in range(len(text) - _SHORTEST + 1):
             lengths = self._lengths.get(text[start : start + _WINDOW], ())
             stems = {text[start : start + length] for length in lengths} & self._place_of.keys()
+            # An explanation may repeat its own question, or a longer or shorter wording of it.
             if places := [self._place_of[stem] for stem in stems if stem not in own and own not in stem]:
                 return min(places)
         return None

@@ -32,7 +32,10 @@ Signatures = NDArray[np.uint32]
 
 
 def signatures(texts: Sequence[str], seed: int = 0) -> Signatures:
-    """Return MinHash signatures, shape (texts, 128): the share of equal values estimates the Jaccard similarity."""
+    """Return MinHash signatures (Broder 1997), uint32 of shape (texts, 128).
+
+    The share of equal values in two rows estimates the Jaccard similarity of the texts' 5-grams.
+    """
     random = np.random.default_rng(seed)
     # h -> h * factor + offset mod 2**32, by overflow; only odd factors make it a permutation.
     factors = random.integers(0, 1 << 32, PERMUTATIONS, dtype=np.uint32) | np.uint32(1)
@@ -57,7 +60,7 @@ def signatures(texts: Sequence[str], seed: int = 0) -> Signatures:
 
 
 def _shingle_hashes(texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-    """Return a hash for every 5-gram of the texts, one after another, and where each text begins."""
+    """Return the hashes of all 5-grams, uint32 [5-grams of all texts], and the index of each text's first, int64."""
     padded = [text if len(text) >= SHINGLE else text.ljust(SHINGLE, "\0") for text in texts]
     codes = np.frombuffer("".join(padded).encode("utf-32-le"), dtype=np.uint32).astype(np.uint64)
     rolled = np.zeros(len(codes) - SHINGLE + 1, dtype=np.uint64)

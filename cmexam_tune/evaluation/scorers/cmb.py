@@ -18,6 +18,7 @@ _CUE = re.compile(r"(?:答案|正确选项)(?:是|：|为|应该是|应该为)(.
 
 def read(text: str, question: Question) -> Reading:
     """Read an output as the script does."""
+    # Kept as the script has it: a half-width "答案:" is no cue, and a cue without letters behind it means no answer.
     cue = _CUE.search(text)
     letters = "".join(re.findall("[A-G]", cue[1] if cue else text))
     if question.kind != "multiple":

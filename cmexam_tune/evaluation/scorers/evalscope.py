@@ -15,6 +15,7 @@ from cmexam_tune.evaluation.scorers._reading import by_position
 
 SCRIPT = "evalscope/utils/multi_choices.py:parse_answers_zh"
 _MARKER = re.compile(r"答案\s*[:：]\s*\**\s*")
+# Commas are the only separators that the script knows: "答案：A、C" is read as A.
 _LABELS = (
     re.compile(r"[(\[（【]\s*([A-Za-z\d](?:\s*[,，]\s*[A-Za-z\d])*)\s*[)\]）】]"),
     re.compile("([A-Za-z0-9][A-Za-z0-9,，]*)"),

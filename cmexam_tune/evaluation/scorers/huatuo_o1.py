@@ -35,10 +35,12 @@ def readings(text: str, question: Question) -> tuple[str, str, int]:
     if texts := {letter: option.lower() for letter, option in options.items() if option.lower() in text}:
         return (
             max(texts, key=lambda key: text.rindex(texts[key])),
+            # Not `min`: the script calls first the option whose first mention comes last.
             max(texts, key=lambda key: text.index(texts[key])),
             2,
         )
     near = {letter: SequenceMatcher(None, option.lower(), text).ratio() for letter, option in options.items()}
+    # `max` takes the first of equals, the script the last.
     nearest = max(reversed(near), key=lambda letter: near[letter])
     return nearest, nearest, 3
 

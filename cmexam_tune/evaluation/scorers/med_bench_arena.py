@@ -24,6 +24,7 @@ def read(text: str, question: Question) -> Reading:
     options = {letter: option for letter, option in sorted(question.options.items()) if option and option.strip()}
     letter_of = {chr(ord("A") + i): letter for i, letter in enumerate(options)}
     without = outside(text, "<think>", "</think>")
+    # An output that is nothing but thinking is read all the same, as by the script.
     text = without if without.strip() else text
     marked = _MARKED.findall(text)
     run = re.compile(f"(?<![A-Za-z])[{''.join(letter_of)}]+(?![A-Za-z])")

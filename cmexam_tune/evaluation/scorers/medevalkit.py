@@ -30,6 +30,7 @@ def remains(text: str, question: Question) -> str:
         if part.strip() in offered:
             text = part.strip()
             break
+    # A box that is never closed leaves the word "none", which is then compared with the options like any answer.
     text = _boxed(text) if "boxed" in text else _answers(text)
     for marker in _MARKERS:
         text = after_last(text, marker)
@@ -67,6 +68,7 @@ def read(text: str, question: Question) -> Reading:
     for letter, line in zip(by_position(question), lines, strict=True):
         if short in (letter.lower(), line):
             return Reading(letter, None)
+    # The script compares the whole text here, not what the last two cuts leave.
     near = [SequenceMatcher(None, line, text).ratio() for line in lines]
     return Reading(chr(ord("A") + near.index(max(near))), None)
 

@@ -20,6 +20,7 @@ _ALONE = re.compile(rf"\s*{_LIST}\s*[。.!！]?\s*")
 
 def read(text: str, question: Question) -> Reading:
     """Read an output as the script does."""
+    # Upper case makes letters of prose answers: "The answer is B" is read as E, as by the script.
     text = text.translate(_WIDE).upper()
     chosen: list[str] = []
     for match in (_CUED.search(text), _ALONE.fullmatch(text)):

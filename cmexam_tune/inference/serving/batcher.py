@@ -51,9 +51,9 @@ class DynamicBatcher:
         threading.Thread(target=self._work, daemon=True).start()
 
     def submit(self, request: PromptRequest, config: Config, options: RowOptions | None = None) -> Pending:
-        """Put a request in line and return it; its `future` gives what the model writes, or a `UserError`.
+        """Queue a request and return it; its `future` yields the completion or raises a `UserError`.
 
-        `tell` of `options` is called by the thread that answers, with what of the text so far stays whatever comes.
+        `options.tell` is called in the batcher's thread with the part of the text so far that can no longer change.
         """
         pending = Pending(request, config, options or RowOptions())
         self._queue.put(pending)
@@ -124,7 +124,7 @@ class DynamicBatcher:
 
 
 def _held_back(options: RowOptions, stops: Sequence[str]) -> RowOptions:
-    """Return options that do not tell what the template's stop strings `stops` or the row's own may cut off."""
+    """Return options whose `tell` holds back text that a stop string, the template's or the row's, may cut off."""
     if (tell := options.tell) is None:
         return options
     ends = (*stops, *options.stop)
@@ -132,7 +132,10 @@ def _held_back(options: RowOptions, stops: Sequence[str]) -> RowOptions:
 
 
 def settled(text: str, stops: Sequence[str]) -> str:
-    """Return what of an unfinished text stays, whatever comes: no half character, no beginning of a stop text."""
+    """Return the part of an unfinished text that later tokens cannot change or cut off.
+
+    Incomplete characters and possible beginnings of a stop string at its end are held back.
+    """
     if ends := [place for stop in stops if (place := text.find(stop)) >= 0]:
         return text[: min(ends)]
     text = text.rstrip(HALF)

@@ -140,6 +140,7 @@ def _score(metric: str, values: Sequence[float], n: int) -> Score:
     mean, deviation = mean_std(values)
     half = None
     if metric.startswith("accuracy") and n:
+        # All seeds answer the same n questions: only the second part of the variance shrinks with their number.
         half = 1.96 * math.sqrt(mean * (100 - mean) / n + (deviation or 0.0) ** 2 / k)
     elif deviation is not None:
         from scipy import stats

@@ -102,11 +102,11 @@ def change(config: PreTrainedConfig, model: ModelConfig) -> None:
     Raises:
         ConfigError: a key that the config does not have.
     """
-    known = config.to_dict()
+    keys = config.to_dict()
     for key, value in model.config.items():
-        if key not in known:
+        if key not in keys:
             raise ConfigError(
-                f"model.config.{key}: {model.model_name_or_path} has no such config key{suggest(key, known)}."
+                f"model.config.{key}: {model.model_name_or_path} has no such config key{suggest(key, keys)}."
             )
         setattr(config, key, value)
 
@@ -140,6 +140,7 @@ def tokenizer_hash(tokenizer: Any) -> str:
             content = path.read_bytes()
             if path.suffix == ".json":
                 values = json.loads(content)
+                # Fast tokenizers also save the truncation and padding of their last call.
                 for key in (*VOLATILE, "truncation", "padding"):
                     values.pop(key, None)
                 content = json.dumps(values, sort_keys=True).encode()

@@ -73,8 +73,10 @@ def _check_sizes(path: Path, values: Mapping[str, Any]) -> None:
 def _check_ends(path: Path, values: Mapping[str, Any]) -> None:
     for key in [key for key in values if key.endswith("_token_id") or key == "num_image_tokens"]:
         ids = values[key]
-        for one in ids if isinstance(ids, list) else [ids]:
-            if one is not None and (isinstance(one, bool) or not isinstance(one, int) or not -1 <= one <= MOST):
+        for number in ids if isinstance(ids, list) else [ids]:
+            # bool is an int in Python: `true` would be token 1.
+            is_id = isinstance(number, int) and not isinstance(number, bool) and -1 <= number <= MOST
+            if number is not None and not is_id:
                 raise UserError(f"{path}: {key} is {ids!r:.40}, numbers of tokens are needed.")
 
 

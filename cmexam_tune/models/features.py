@@ -68,6 +68,7 @@ def fit_stems(
     ids = tokenize(list(questions)) if questions else []
     # Question index -> [characters known to fit, characters known not to].
     bounds = {i: [-1, len(questions[i].stem)] for i, row in enumerate(ids) if length(row) > limit}
+    # The empty stem first: if even that is too long, the search ends there and `ids` holds the shortest prompt.
     tries = dict.fromkeys(bounds, 0)
     while tries:
         rows = tokenize([prompts.shorten_stem(questions[i], keep) for i, keep in tries.items()])
@@ -109,25 +110,25 @@ def encode(
     targets, cut = fit_completions(renderable, examples, style, target_ids, max_target_length)
     rows: list[Mapping[str, Any]] = []
     too_long: list[str] = []
-    kept: list[int] = []
+    indices: list[int] = []
     for i, question in enumerate(renderable):
         target = targets[i]
         if target is None or i in sources.too_long:
             too_long.append(question.id)
             continue
-        kept.append(i)
+        indices.append(i)
         labels = [IGNORE_INDEX] * len(sources.ids[i]) + target
         rows.append({"question_id": question.id, "input_ids": sources.ids[i] + target, "labels": labels})
     return Encoded(
         rows,
         Truncation(
             rows=len(rows),
-            stems_cut=sum(i in sources.cut for i in kept),
-            explanations_cut=sum(i in cut for i in kept),
+            stems_cut=sum(i in sources.cut for i in indices),
+            explanations_cut=sum(i in cut for i in indices),
             too_long=tuple(too_long),
             unrenderable=tuple(unrenderable),
-            longest_source=max((len(sources.ids[i]) for i in kept), default=0),
-            longest_target=max((len(targets[i] or ()) for i in kept), default=0),
+            longest_source=max((len(sources.ids[i]) for i in indices), default=0),
+            longest_target=max((len(targets[i] or ()) for i in indices), default=0),
         ),
     )
 
@@ -183,6 +184,7 @@ def _cut_explanation(
         return whole[:limit] if len(head) <= limit else None
     # The answer follows the explanation (chain of thought): the explanation gets shorter, the answer and EOS stay.
     fits, over, best = -1, len(explanation), None
+    # One character first: without any explanation the style could not be rendered.
     keep = 1
     while over - fits > 1:
         shorter = prompts.render(replace(question, explanation=explanation[:keep]), style).completion

@@ -212,8 +212,8 @@ def default_targets(model: PreTrainedModel, names: tuple[str, ...]) -> tuple[str
     layout = of(model)
     if layout is None:
         return names
-    here = [name for name, _ in model.named_modules() if name.endswith(names)]
-    return tuple(dict.fromkeys(layout.original(name).rpartition(".")[2] for name in here)) or names
+    modules = [name for name, _ in model.named_modules() if name.endswith(names)]
+    return tuple(dict.fromkeys(layout.original(name).rpartition(".")[2] for name in modules)) or names
 
 
 def add_lora(model: PreTrainedModel, config: LoraConfig) -> PeftModel:
@@ -230,6 +230,7 @@ def add_lora(model: PreTrainedModel, config: LoraConfig) -> PeftModel:
     layout.adapt(config, model)
     tuned = get_peft_model(model, config)
     layout.tie(tuned)
+    # What is saved names modules as the checkpoint does, whatever they are called here.
     vars(config).update(written)
     return tuned
 
@@ -259,8 +260,8 @@ def read_lora(tuned: PeftModel, folder: str) -> None:
         RuntimeError: or other ranks.
     """
     weights = read(tuned, load_peft_weights(folder, device="cpu"))
-    wanted = get_peft_model_state_dict(tuned, save_embedding_layers=False)
-    if unmatched := sorted(set(wanted) ^ set(weights)):
+    expected = get_peft_model_state_dict(tuned, save_embedding_layers=False)
+    if unmatched := sorted(set(expected) ^ set(weights)):
         raise ValueError(f"{len(unmatched)} tensors differ in name, the first is {unmatched[0]}")
     set_peft_model_state_dict(tuned, weights)
 
@@ -274,4 +275,5 @@ def write_lora(tuned: PeftModel, folder: Path, state_dict: Mapping[str, torch.Te
     tuned.save_pretrained(str(folder), state_dict=state_dict, save_embedding_layers=False)
     if of(tuned) is not None:
         path = folder / "adapter_model.safetensors"
+        # Read as bytes: `load_file` maps the file, which is written over here.
         save_file(write(tuned, load(path.read_bytes())), path, {"format": "pt"})

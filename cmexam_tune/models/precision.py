@@ -16,13 +16,13 @@ def mixed(model: nn.Module) -> torch.dtype | None:
     What is trained in float32 beside half-precision weights (a head, LoRA matrices, biases, embeddings) cannot be
     multiplied with them: then autocast computes in theirs. A prefix is cast where it meets the keys.
     """
-    found = {
+    dtypes = {
         parameter.dtype
         for name, parameter in model.named_parameters()
         if parameter.is_floating_point() and MODULE not in name.split(".")
     }
-    half = next((dtype for dtype in (torch.bfloat16, torch.float16) if dtype in found), None)
-    return half if len(found) > 1 else None
+    half = next((dtype for dtype in (torch.bfloat16, torch.float16) if dtype in dtypes), None)
+    return half if len(dtypes) > 1 else None
 
 
 @contextlib.contextmanager

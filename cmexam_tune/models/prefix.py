@@ -127,9 +127,9 @@ def install(model: PreTrainedModel, encoder: PrefixEncoder) -> PreTrainedModel:
     """
     if not model._can_set_attn_implementation():
         raise ConfigError(f"{type(model).__name__} does not use transformers' attention interface: use lora instead.")
-    used = model.config._attn_implementation
-    if used not in ("sdpa", "eager", REPEATED, IMPLEMENTATION):
-        raise ConfigError(f"ptuning works with model.attn_implementation: sdpa, not {used!r}.")
+    implementation = model.config._attn_implementation
+    if implementation not in ("sdpa", "eager", REPEATED, IMPLEMENTATION):
+        raise ConfigError(f"ptuning works with model.attn_implementation: sdpa, not {implementation!r}.")
     model.set_attn_implementation(IMPLEMENTATION)
     base: nn.Module = model.base_model
     if MODULE in dict(base.named_children()):
@@ -143,8 +143,8 @@ def install(model: PreTrainedModel, encoder: PrefixEncoder) -> PreTrainedModel:
 
 def find_encoder(model: PreTrainedModel) -> PrefixEncoder | None:
     """Return the prefix encoder that `install` put into `model`, or None."""
-    found = getattr(model.base_model, MODULE, None)
-    return found if isinstance(found, PrefixEncoder) else None
+    encoder = getattr(model.base_model, MODULE, None)
+    return encoder if isinstance(encoder, PrefixEncoder) else None
 
 
 def encoder_of(model: PreTrainedModel) -> PrefixEncoder:
@@ -213,9 +213,11 @@ def attention(
     length, seen = query.shape[2], key.shape[2] - prefix.tokens
     causal = kwargs.pop("is_causal", None)
     causal = bool(getattr(module, "is_causal", True)) if causal is None else causal
+    # SDPA's own `is_causal` starts its triangle at the first key, which is the prefix's, and would hide tokens.
     if attention_mask is None and causal and length > 1:
         attention_mask = torch.ones(length, seen, dtype=torch.bool, device=key.device).tril(seen - length)[None, None]
     if attention_mask is not None:
+        # A mask of numbers is added to the scores: 0 hides nothing.
         visible = 1 if attention_mask.dtype == torch.bool else 0
         attention_mask = functional.pad(attention_mask, (prefix.tokens, 0), value=visible)
     return attend(module, query, key, value, attention_mask, is_causal=False, **kwargs)

@@ -102,15 +102,15 @@ def _reports(run: Path) -> list[Score]:
     Raises:
         DataError: a report is broken.
     """
-    found = []
+    scores = []
     for path in runs.reports(run):
         report = documents.read_json(path, "report")
         if not runs.is_about(report, run):
             continue
-        overall, asked = report.get("overall") or {}, (report.get("provenance") or {}).get("questions") or []
+        overall, question_files = report.get("overall") or {}, (report.get("provenance") or {}).get("questions") or []
         if "accuracy" in overall:
-            names = ", ".join(f"{Path(file['path']).name} (sha256 `{file['sha256'][:12]}`)" for file in asked)
+            names = ", ".join(f"{Path(file['path']).name} (sha256 `{file['sha256'][:12]}`)" for file in question_files)
             within = overall.get("accuracy_ci")
             value = f"{overall['accuracy']:.2f}%" + (f" ({within[0]:.2f} to {within[1]:.2f})" if within else "")
-            found.append((f"accuracy on {names or path.parent.name}", value))
-    return found
+            scores.append((f"accuracy on {names or path.parent.name}", value))
+    return scores

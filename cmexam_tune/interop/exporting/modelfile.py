@@ -68,14 +68,14 @@ def _numbers(config: Config, loaded: Loaded) -> list[tuple[str, str | float]]:
     """Return decoding as `predict` does it: else Ollama samples, and older ones punish repetition."""
     chosen = stopping.settings(loaded.model, loaded.tokenizer, config)
     most = int(chosen.max_new_tokens or stopping.room(config)) + config.generation.thinking_tokens
-    found: list[tuple[str, str | float]] = [
+    parameters: list[tuple[str, str | float]] = [
         ("num_predict", most),
         ("num_ctx", config.prompt.max_source_length + most),
         ("repeat_penalty", float(chosen.repetition_penalty or 1.0)),
     ]
     if not chosen.do_sample:
-        return [*found, ("temperature", 0.0)]
-    return [*found, *((name, float(value)) for name in SAMPLING if (value := getattr(chosen, name)) is not None)]
+        return [*parameters, ("temperature", 0.0)]
+    return [*parameters, *((name, float(value)) for name in SAMPLING if (value := getattr(chosen, name)) is not None)]
 
 
 def _quoted(text: str) -> str:

@@ -109,10 +109,10 @@ class LoRA(Method):
             raise UserError(f"tuning: LoRA cannot be put on this model: {error}") from None
         _check_whole(tuned)
         for module in tuned.modules():
-            own = list(module.parameters(recurse=False))
+            parameters = list(module.parameters(recurse=False))
             # A norm computes with one type: where its bias is trained, its frozen weight is float32 too.
-            norm = isinstance(module, torch.nn.LayerNorm) and any(parameter.requires_grad for parameter in own)
-            for parameter in own:
+            norm = isinstance(module, torch.nn.LayerNorm) and any(parameter.requires_grad for parameter in parameters)
+            for parameter in parameters:
                 if parameter.requires_grad or norm:
                     parameter.data = parameter.data.float()
         result: PreTrainedModel = tuned

@@ -135,11 +135,13 @@ class Bert(Classifier):
             return functional.cross_entropy(logits, labels)
         if labels.dim() == 1:
             each = functional.binary_cross_entropy_with_logits(logits[:, 0], labels.float(), reduction="none")
+            # Divided by the question's options: one with five weighs as much as one with two.
             sizes = torch.bincount(batch["question"])
             return (each / sizes[batch["question"]]).sum() / len(sizes)
-        known = (labels != IGNORE_INDEX).float()
+        # Letters that a question does not offer have no label; each question weighs the same, however many it offers.
+        has_label = (labels != IGNORE_INDEX).float()
         each = functional.binary_cross_entropy_with_logits(logits, labels.clamp(min=0).float(), reduction="none")
-        return ((each * known).sum(1) / known.sum(1)).mean()
+        return ((each * has_label).sum(1) / has_label.sum(1)).mean()
 
     def engine(self, loaded: Loaded, config: Config) -> "OptionScorer":
         """Return what answers; see `OptionScorer`."""
@@ -179,13 +181,13 @@ class OptionScorer:
         ids = [[row[:limit] for row in sequences] for sequences in sources.ids]
         order = sorted(range(len(requests)), key=lambda i: -_longest(ids[i]))
         for start in range(0, len(order), size):
-            some = order[start : start + size]
-            inputs = _inputs(loaded, [ids[i] for i in some])
+            chunk = order[start : start + size]
+            inputs = _inputs(loaded, [ids[i] for i in chunk])
             batch = {name: value.to(loaded.model.device) for name, value in inputs.items()}
             with inference(loaded.model):
                 logits = self._family.scores(loaded.model, batch).cpu()
             check_numbers(logits)
-            for row, i in enumerate(some):
+            for row, i in enumerate(chunk):
                 mine = logits[batch["question"].cpu() == row]
                 letters = read_logits(requests[i].question, head, labels, mine[:, 0] if head == "choice" else mine[0])
                 yield Completion(requests[i], f"答案: {letters}" if letters else "", None, letters or None)

@@ -117,13 +117,14 @@ def merge_adapter(
         UserError: no adapter there, or one that does not fit this model.
     """
     folder = str(Path(model.adapter_name_or_path or "").expanduser())
-    here = Path(folder)
+    path = Path(folder)
     embeddings: Any = decoder.get_input_embeddings()
-    if (here.is_dir() or folder.count("/") != 1) and not (here / "adapter_config.json").is_file():
+    # A name on the hub has exactly one slash; whatever else is no folder cannot be fetched.
+    if (path.is_dir() or folder.count("/") != 1) and not (path / "adapter_config.json").is_file():
         raise UserError(f"model.adapter_name_or_path={folder}: holds no adapter_config.json, so it is no PEFT adapter.")
-    if here.is_dir():
-        checkpoint_validation.check(here)
-    if words and here.is_dir() and any((here / file).is_file() for file in ("tokenizer.json", "tokenizer.model")):
+    if path.is_dir():
+        checkpoint_validation.check(path)
+    if words and path.is_dir() and any((path / file).is_file() for file in ("tokenizer.json", "tokenizer.model")):
         tokenizer = checkpoint.read_tokenizer(model, folder)
         if len(tokenizer) > embeddings.num_embeddings:
             decoder.resize_token_embeddings(len(tokenizer))
@@ -171,6 +172,7 @@ def text_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[I
 def source_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[Ids]:
     """Return prompts as ids, with what the tokenizer puts in front and without EOS."""
     rows: list[Ids] = tokenizer(list(texts))["input_ids"]
+    # A tokenizer saved with `add_eos_token` would end the prompt before its answer.
     return [row[:-1] if row and row[-1] == tokenizer.eos_token_id else row for row in rows]
 
 

@@ -41,6 +41,7 @@ def walk(root: Node, ids: Sequence[int]) -> Node:
 def tree(answers: Mapping[str, Ids]) -> tuple[Ids, Node]:
     """Return what all answers start with, at least one token short of the shortest, and the tree of what follows."""
     lead: Ids = []
+    # Without its last token: every answer must keep one of its own, or its leaf would be the root.
     for tokens in zip(*(row[:-1] for row in answers.values()), strict=False):
         if len(set(tokens)) > 1:
             break
@@ -62,9 +63,9 @@ def totals(reader: Reader, roots: Sequence[Node], after: torch.Tensor) -> list[d
         roots: one tree for each row.
         after: log-probabilities [b, v] at the roots.
     """
-    found: list[dict[str, float]] = [{} for _ in roots]
-    _walk(reader, list(roots), after, [0.0] * len(roots), found)
-    return found
+    scores: list[dict[str, float]] = [{} for _ in roots]
+    _walk(reader, list(roots), after, [0.0] * len(roots), scores)
+    return scores
 
 
 def _walk(
@@ -72,23 +73,26 @@ def _walk(
     nodes: list[Node | None],
     after: torch.Tensor,
     sums: list[float],
-    found: list[dict[str, float]],
+    scores: list[dict[str, float]],
 ) -> None:
     tokens = sorted({token for node in nodes if node is not None for token in node.children})
     if not tokens:
         return
+    # One copy to the host for the whole node: each costs a wait for the card.
     columns = after[:, torch.tensor(tokens, device=after.device)].tolist()
     for column, token in enumerate(tokens):
         children = [None if node is None else node.children.get(token) for node in nodes]
         totals_here = [total + columns[row][column] for row, total in enumerate(sums)]
         for row, child in enumerate(children):
             if child is not None and child.letters is not None:
-                found[row][child.letters] = totals_here[row]
+                scores[row][child.letters] = totals_here[row]
+        # Rows whose tree does not go this way are fed the token too, and nothing is read of them.
         if any(child is not None and child.children for child in children):
-            _walk(reader, children, reader.feed([token] * len(nodes)), totals_here, found)
+            _walk(reader, children, reader.feed([token] * len(nodes)), totals_here, scores)
             reader.drop()
 
 
 def summed(logs: torch.Tensor, lead: Ids) -> float:
     """Return the summed log-probability of `lead`, the last tokens that were read; `logs` [keep, v] end after them."""
+    # The last row of `logs` predicts what follows `lead`, so that of its first token is as many rows before.
     return sum(float(logs[place, token]) for place, token in enumerate(lead, len(logs) - 1 - len(lead)))

@@ -201,6 +201,7 @@ class Decoder:
             processors: list[Any] = []
             if (chosen.num_beams or 1) == 1:  # with beams there are more rows than prompts
                 criteria.append(watching.after)
+                # In front of `Draw`, which leaves one token and nothing of the distribution.
                 processors.append(watching.before)
             if shaping is not None:
                 processors.append(sampling.Draw(shaping, self._seeds(batch.items, options)))
@@ -303,12 +304,12 @@ class Decoder:
         style = prompts.resolve_style(self.config.prompt)
         sets = letter_sets(question, self.config.generation.answer_sets)
         heads = [prompts.answer_head(question, letters, style) for letters in sets]
-        several = len(sets) > len(question.options)
+        has_sets = len(sets) > len(question.options)
         after, field, _ = style.write.partition("{letters}")[2].partition("{")
-        texts = [head + after for head in heads] if several else heads
+        texts = [head + after for head in heads] if has_sets else heads
         front = len(self.codec.lead)
         ids = self.codec.targets(texts)
-        ends = several and not field
+        ends = has_sets and not field
         return {letters: row[front:] if ends else row[front:-1] for letters, row in zip(sets, ids, strict=True)}
 
     def _chosen(self, item: Item, letters: str) -> Completion:
@@ -335,6 +336,7 @@ class Decoder:
         """Return the log-probabilities of the answers when stem and options are blank (Zhao et al. 2021)."""
         question = request.question
         blank = replace(question, stem=BLANK, options=dict.fromkeys(question.options, BLANK))
+        # The kind decides which sets of letters are legal, and a prompt need not show it.
         key = f"{request.dialogue(blank)}{question.kind}"
         if key not in self._priors:
             ((_, self._priors[key]),) = self.likelihoods([replace(request, question=blank)])
@@ -345,17 +347,17 @@ class Decoder:
 
     def _trees(self, items: Sequence[Item]) -> Iterator[tuple[Batch, list[Ids], list[allowed_answers.Node]]]:
         """Yield batches with what all legal answers of each row start with, and the tree of the rest of them."""
-        known: dict[str, tuple[Ids, allowed_answers.Node]] = {}
+        trees: dict[str, tuple[Ids, allowed_answers.Node]] = {}
 
         def kind(item: Item) -> str:
             """Questions with the same key have the same legal answers."""
             return " ".join(letter_sets(item.question, self.config.generation.answer_sets))
 
         for item in items:
-            if (key := kind(item)) not in known:
-                known[key] = allowed_answers.tree(self.legal_answers(item.question))
+            if (key := kind(item)) not in trees:
+                trees[key] = allowed_answers.tree(self.legal_answers(item.question))
         for batch in self._batches(items, kind):
-            leads, roots = zip(*(known[kind(item)] for item in batch.items), strict=True)
+            leads, roots = zip(*(trees[kind(item)] for item in batch.items), strict=True)
             yield batch, list(leads), list(roots)
 
     def _readings(self, items: Sequence[Item], whole: bool) -> Iterator[Reading]:
@@ -384,6 +386,7 @@ class Decoder:
         own, self.model.generation_config = self.model.generation_config, chosen
         try:
             with stopping.explained(self.config), inference(self.model):
+                # `generate` repeats ids and mask for every beam, but not a cache that it is handed.
                 past = start.rows(len(rows) * int(chosen.num_beams or 1)) if start else kv_cache.empty(self.model)
                 out = self.model.generate(
                     input_ids=ids,

@@ -62,11 +62,11 @@ def batches(
     groups: dict[Any, list[Item]] = {}
     for item in items:
         groups.setdefault((item.request.system, item.request.examples), []).append(item)
-    rest = [item for group in groups.values() if len(group) < FEW for item in group]
-    together = [group for group in groups.values() if len(group) >= FEW] + [rest] * bool(rest)
+    ungrouped = [item for group in groups.values() if len(group) < FEW for item in group]
+    together = [group for group in groups.values() if len(group) >= FEW] + [ungrouped] * bool(ungrouped)
     for group in sorted(together, key=lambda group: -max(len(item.ids) for item in group)):
         with inference(model):
-            start = shared(model, [item.ids for item in group], pad) if group is not rest else None
+            start = shared(model, [item.ids for item in group], pad) if group is not ungrouped else None
         order = sorted(group, key=lambda item: (key(item), -len(item.ids)))
         for first in range(0, len(order), size):
             yield Batch(order[first : first + size], start)

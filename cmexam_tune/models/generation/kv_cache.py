@@ -28,6 +28,7 @@ class PrefixLayer(DynamicLayer):
 
     def get_seq_length(self) -> int:
         """Return how many tokens are in it."""
+        # Before the first keys come the layer is empty: the prefix is put in with them.
         return max(super().get_seq_length() - self.prefix[0].shape[-2], 0)
 
 

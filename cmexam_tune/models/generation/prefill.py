@@ -90,10 +90,11 @@ def shared(model: Any, prompts: Sequence[Ids], pad: int) -> Start | None:
     if getattr(model, "reads_both_ways", False):
         return None
     first, last = min(prompts), max(prompts)  # all others lie between them, letter by letter
+    # One token at least is left of every prompt: the logits after it are what is read.
     most = min(len(prompt) for prompt in prompts) - 1
     length = next((i for i in range(most) if first[i] != last[i]), most)
-    rest = max(len(prompt) for prompt in prompts) - length
-    if length < SHORTEST or 2 * length < rest or not cache.keeps_all(cache.empty(model)):
+    longest_rest = max(len(prompt) for prompt in prompts) - length
+    if length < SHORTEST or 2 * length < longest_rest or not cache.keeps_all(cache.empty(model)):
         return None
     reader = Reader(model, [first[:length]], pad)
     reader.prefill(1)

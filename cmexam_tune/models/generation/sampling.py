@@ -67,9 +67,12 @@ class Draw(LogitsProcessor):
     def __call__(self, input_ids: torch.LongTensor, scores: torch.Tensor) -> torch.Tensor:
         """Return scores [batch, vocabulary] that are -inf but for the token that was drawn."""
         shaped: torch.Tensor = self.shaping(input_ids, scores.float())
-        # Inverse of the cumulative distribution: one number for each row and token, the same on every device.
+        # Inverse of the cumulative distribution: one number for each row and token, the same on every device. Summed
+        # in float64, where the tail of a large vocabulary keeps its small probabilities.
         sums = shaped.softmax(-1).double().cumsum(-1)
         numbers = torch.tensor([[generator.random()] for generator in self.generators], dtype=torch.float64)
+        # The sums end at 1 only up to rounding, so the numbers are scaled to where they end. `right=True` passes over
+        # tokens of probability 0, which repeat the sum before them.
         drawn = torch.searchsorted(sums, numbers.to(sums.device) * sums[:, -1:], right=True)
         drawn = drawn.clamp(max=scores.shape[-1] - 1)
         return torch.full_like(scores, -torch.inf).scatter(1, drawn, 0.0)

@@ -31,10 +31,11 @@ def settings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config:
     Raises:
         ConfigError: settings that transformers refuses, or that ask for several answers.
     """
+    # Chat models (Llama 3, Qwen) list several tokens here that end an answer; the tokenizer names one of them.
     own: Any = getattr(model.generation_config, "eos_token_id", None)
     ends = {tokenizer.eos_token_id, *(own if isinstance(own, list) else [own])} - {None}
-    wanted = dict(config.generation.arguments)
-    if wanted.get("num_return_sequences", 1) != 1:
+    arguments = dict(config.generation.arguments)
+    if arguments.get("num_return_sequences", 1) != 1:
         raise ConfigError("generation.num_return_sequences: every question gets one answer. Leave it out.")
     defaults: dict[str, Any] = {
         "do_sample": False,
@@ -46,11 +47,11 @@ def settings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config:
         "use_cache": True,
     }
     library: Any = GenerationConfig
-    if "max_length" in wanted:
+    if "max_length" in arguments:
         # transformers would prefer our default to what the user asked for.
         del defaults["max_new_tokens"]
     try:
-        chosen: GenerationConfig = library(**{**defaults, **wanted, "return_dict_in_generate": False})
+        chosen: GenerationConfig = library(**{**defaults, **arguments, "return_dict_in_generate": False})
     except (ValueError, TypeError) as error:
         raise ConfigError(f"generation: {error}") from None
     return chosen
@@ -111,6 +112,7 @@ class StopText(StoppingCriteria):
         """Return [batch] booleans for ids [batch, prompt + new]."""
         new = input_ids[:, self.width :][:, -self.tail :]
         texts = self.tokenizer.batch_decode(new, skip_special_tokens=True)
+        # The beams of a prompt stand together.
         beams = len(texts) // len(self.stops)
         ended = [first_stop(text, self.stops[row // beams]) is not None for row, text in enumerate(texts)]
         return torch.tensor(ended, device=input_ids.device)

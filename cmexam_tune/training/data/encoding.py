@@ -169,12 +169,12 @@ class Encoder:
 
 def _code_checksum(family: Family) -> str:
     """Return a checksum of the code that turns questions into tokens, a family of a user's own included."""
-    own = Path(inspect.getfile(type(family))).resolve()
+    family_file = Path(inspect.getfile(type(family))).resolve()
     sources = {
         *Path(prompts.__file__).parent.glob("*.py"),
         *(Path(str(module.__file__)) for module in (schema, features, causal)),
         Path(__file__),
-        *(own.parent.glob("*.py") if own.name == "__init__.py" else [own]),
+        *(family_file.parent.glob("*.py") if family_file.name == "__init__.py" else [family_file]),
     }
     digest = hashlib.sha256()
     for path in sorted(sources):

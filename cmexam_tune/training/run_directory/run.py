@@ -146,8 +146,8 @@ def parts(config: Config) -> tuple[Family, Method]:
     """Return the config's family and tuning method."""
     family = families.named(config.model.family)
     if config.tuning.method is None:
-        known = ", ".join(variants.names("tuning"))
-        raise ConfigError(f"tuning.method: required key is missing for a training; known: {known}.")
+        names = ", ".join(variants.names("tuning"))
+        raise ConfigError(f"tuning.method: required key is missing for a training; known: {names}.")
     return family, adapters.named(config.tuning.method)
 
 
@@ -179,11 +179,11 @@ def load(folder: str | Path, overrides: Sequence[str] = (), device: str = "cpu")
 def _check_card(run: Run, stored: Card, tokenizer: Any) -> None:
     from cmexam_tune.models.checkpoint import tokenizer_hash
 
-    now = vars(Card.of(run.config, tokenizer_hash(tokenizer)))
+    expected = vars(Card.of(run.config, tokenizer_hash(tokenizer)))
     keys = ("family", "method", "template", "num_virtual_tokens", "tokenizer")
-    if (key := next((key for key in keys if getattr(stored, key) != now[key]), None)) is None:
+    if (key := next((key for key in keys if getattr(stored, key) != expected[key]), None)) is None:
         return
-    what = {"tokenizer": "the tokenizer of the base model"}.get(key, f"{key}={now[key]}")
+    what = {"tokenizer": "the tokenizer of the base model"}.get(key, f"{key}={expected[key]}")
     was = "" if key == "tokenizer" else f" ({getattr(stored, key)})"
     raise UserError(
         f"{run.path}: {what} is not what the adapter was trained with{was}; answers would be worthless. "

@@ -71,9 +71,9 @@ def resolve_run(config: Config, *, overwrite: bool = False, resume: bool = False
     if different := _differences(run.config, config):
         # Else a slip in the command would be called another experiment.
         _check_names(config)
-        rest = f"; and {len(different) - NAMED} more" if len(different) > NAMED else ""
+        omitted = f"; and {len(different) - NAMED} more" if len(different) > NAMED else ""
         raise UserError(
-            f"out={path} holds another experiment; it differs in {'; '.join(different[:NAMED])}{rest}. "
+            f"out={path} holds another experiment; it differs in {'; '.join(different[:NAMED])}{omitted}. "
             "Choose another out=..., or add --overwrite to replace it."
         )
     return runs.Run(path, config)

@@ -104,8 +104,8 @@ class ChatGLM(llama.Llama):
 
     def collate(self, loaded: Loaded, groups: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, torch.Tensor]:
         """Return one batch: ChatGLM-6B's with the mask that its context needs, the others' as any decoder's."""
-        first = isinstance(loaded.model.config, ChatGLMConfig)
-        return causal.collate(loaded, groups) if first else super().collate(loaded, groups)
+        prefix_lm = isinstance(loaded.model.config, ChatGLMConfig)
+        return causal.collate(loaded, groups) if prefix_lm else super().collate(loaded, groups)
 
 
 def load_model(folder: str | Path, prefix: str | Path | None = None, dtype: str = "auto") -> PreTrainedModel:
@@ -145,13 +145,15 @@ def read_model(model: ModelConfig, device: str = "cpu") -> PreTrainedModel:
     config = configuration.from_values(raw, model.model_name_or_path)
     checkpoint.change(config, model)
     cls = ChatGLMForCausalLM if isinstance(config, ChatGLMConfig) else ChatGLM2ForCausalLM
-    usual = not config.quantization_bit and quantization.has_usual_files(checkpoint.location(model), model.revision)
-    if model.load_in_4bit and not (usual and cls is ChatGLM2ForCausalLM):
+    usual_files = not config.quantization_bit and quantization.has_usual_files(
+        checkpoint.location(model), model.revision
+    )
+    if model.load_in_4bit and not (usual_files and cls is ChatGLM2ForCausalLM):
         raise ConfigError(
             f"model.load_in_4bit: {model.model_name_or_path} has no weights of 4 bits here; leave it out. They can be "
             "made of ChatGLM2, ChatGLM3 and GLM-4, from a release that is not quantised itself."
         )
-    if usual or device == "meta":
+    if usual_files or device == "meta":
         config.quantization_bit = 0
         return checkpoint.read_weights(cls, model, config, device)
     return _from_state(cls, model, config, device)
@@ -162,9 +164,9 @@ def _from_state(
 ) -> PreTrainedModel:
     dtype, place = checkpoint.dtype(model), checkpoint.location(model)
     # ZeRO-3 takes the values from the first process; the others need names and shapes only.
-    held = "meta" if is_deepspeed_zero3_enabled() and torch.distributed.get_rank() else device
+    target = "meta" if is_deepspeed_zero3_enabled() and torch.distributed.get_rank() else device
     try:
-        state = quantization.read_state(place, config.quantization_bit, dtype, model.revision, held)
+        state = quantization.read_state(place, config.quantization_bit, dtype, model.revision, target)
         config.quantization_bit = 0
         loaded, info = cls.from_pretrained(
             None, config=config, state_dict=state, dtype=dtype, output_loading_info=True,

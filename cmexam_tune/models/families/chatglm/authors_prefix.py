@@ -38,17 +38,19 @@ def load_authors_prefix(path: str | Path) -> dict[str, torch.Tensor]:
             state = load_file(path)
         else:
             state = torch.load(path, map_location="cpu", weights_only=True)
-        found = {name.removeprefix(PREFIX): t for name, t in state.items() if name.startswith(PREFIX)}
+        tensors = {name.removeprefix(PREFIX): t for name, t in state.items() if name.startswith(PREFIX)}
     except checkpoint.LOADING as error:
         raise UserError(f"{path}: cannot be read as a P-tuning checkpoint ({first_line(error)}).") from None
-    names = set(PLAIN if "trans.0.weight" not in found else PROJECTED)
-    if set(found) != names or not all(isinstance(t, torch.Tensor) and t.is_floating_point() for t in found.values()):
+    names = set(PLAIN if "trans.0.weight" not in tensors else PROJECTED)
+    if set(tensors) != names or not all(
+        isinstance(t, torch.Tensor) and t.is_floating_point() for t in tensors.values()
+    ):
         raise UserError(
             f"{path}: is no P-tuning checkpoint; needed are {', '.join(PREFIX + n for n in sorted(names))}."
         )
-    if any(t.ndim != (1 if name.endswith("bias") else 2) for name, t in found.items()):
+    if any(t.ndim != (1 if name.endswith("bias") else 2) for name, t in tensors.items()):
         raise UserError(f"{path}: its prefix has not the shape of one.")
-    return found
+    return tensors
 
 
 def attach_authors_prefix(model: PreTrainedModel, path: str | Path, dropout: float = 0.1) -> PreTrainedModel:

@@ -51,6 +51,7 @@ class ChatGLMConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         """Derive the mask tokens that the first release's config.json does not name."""
+        # In both vocabularies [MASK] and [gMASK] are 4 and 3 before <sop>: 150000, 150001, 150004 and 130000, ...
         if self.gmask_token_id is None and self.bos_token_id is not None:
             self.gmask_token_id = self.bos_token_id - 3
         if self.mask_token_id is None and self.bos_token_id is not None:
@@ -163,19 +164,20 @@ def from_values(values: Mapping[str, Any], name: str) -> ChatGLMConfig | ChatGLM
     Raises:
         UserError: neither, or switched to something that no released checkpoint has.
     """
-    kept = {key: value for key, value in values.items() if key not in ("model_type", "_name_or_path")}
-    kept = {key: value for key, value in kept.items() if value is not None}
-    kept.pop("quantization_embeddings", None)
-    if "kv_channels" in kept or "padded_vocab_size" in kept:
+    fields = {key: value for key, value in values.items() if key not in ("model_type", "_name_or_path")}
+    fields = {key: value for key, value in fields.items() if value is not None}
+    fields.pop("quantization_embeddings", None)
+    if "kv_channels" in fields or "padded_vocab_size" in fields:
         for key, value in UNSUPPORTED.items():
-            if kept.get(key) is value:
+            if fields.get(key) is value:
                 raise UserError(f"{name}: config.json has {key}: {json.dumps(value)}, which is not supported.")
-        kept.pop("vocab_size", None)
+        fields.pop("vocab_size", None)
         original = f"{values.get('_name_or_path', '')} {name}".lower()
-        kept.setdefault("rope_interpolation", "chatglm2" in original and kept.get("rope_ratio", 1) != 1)
-        return _made(ChatGLM2Config, kept, name)
-    if "inner_hidden_size" in kept or "position_encoding_2d" in kept:
-        return _made(ChatGLMConfig, kept, name)
+        # ChatGLM2-32K and ChatGLM3 mean different things by `rope_ratio`; only the name tells which.
+        fields.setdefault("rope_interpolation", "chatglm2" in original and fields.get("rope_ratio", 1) != 1)
+        return _made(ChatGLM2Config, fields, name)
+    if "inner_hidden_size" in fields or "position_encoding_2d" in fields:
+        return _made(ChatGLMConfig, fields, name)
     raise UserError(f"{name}: config.json is neither of ChatGLM-6B (inner_hidden_size) nor of ChatGLM2 (kv_channels).")
 
 
@@ -198,10 +200,10 @@ def find_file(folder: str | Path, file: str, revision: str | None = None) -> Pat
     if path.is_dir():
         return path / file if (path / file).is_file() else None
     try:
-        found = cached_file(str(folder), file, revision=revision, _raise_exceptions_for_missing_entries=False)
+        cached = cached_file(str(folder), file, revision=revision, _raise_exceptions_for_missing_entries=False)
     except (OSError, ValueError) as error:
         raise UserError(f"{folder}: neither a folder nor a model of the hub ({first_line(error)}).") from None
-    return None if found is None else Path(found)
+    return None if cached is None else Path(cached)
 
 
 def read_values(folder: str | Path, file: str = "config.json", revision: str | None = None) -> dict[str, Any]:

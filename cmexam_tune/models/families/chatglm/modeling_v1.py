@@ -84,11 +84,13 @@ class PrefixLMRows:
             self.relative = (self.index - real.int().argmax(1, keepdim=True)).clamp(min=0)
         else:
             self.relative = packed.expand_as(ids)
+            # Positions start again at 0 with every question, so counting the zeros numbers the questions.
             self.segment = ((self.relative == 0).cumsum(1) - 1).clamp(min=0)
 
         def first(token: int | None) -> torch.Tensor:
             """Return for each token `[b, s]` where in its question `token` comes first; `length`: nowhere."""
             places = torch.where((ids == token) & real, self.relative, length)
+            # A minimum over each question, then given back to all of its tokens.
             earliest = torch.full_like(ids, length).scatter_reduce(1, self.segment, places, "amin")
             return earliest.gather(1, self.segment)
 
@@ -183,6 +185,7 @@ class ChatGLMAttention(nn.Module):
         self.layer_idx = layer_idx
         self.heads = config.num_attention_heads
         self.head_dim = config.hidden_size // config.num_attention_heads
+        # The mask says all: without one (a single token after a cache) every key is visible.
         self.is_causal = False
         self.query_key_value = nn.Linear(config.hidden_size, 3 * config.hidden_size)
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
@@ -350,6 +353,7 @@ class ChatGLMForCausalLM(ChatGLMPreTrainedModel, GenerationMixin):
     def tie_weights(self, missing_keys: set[str] | None = None, recompute_mapping: bool = True) -> None:
         """Tie the head to the embedding even where the checkpoint has another head, as the released code did."""
         if missing_keys is not None and self.config.tie_word_embeddings:
+            # transformers does not tie weights that are both in the checkpoint and differ; it ties a missing one.
             missing_keys.add("lm_head.weight")
         super().tie_weights(missing_keys=missing_keys, recompute_mapping=recompute_mapping)
 
@@ -387,8 +391,9 @@ class ChatGLMForCausalLM(ChatGLMPreTrainedModel, GenerationMixin):
             input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids,
             past_key_values=past_key_values, inputs_embeds=inputs_embeds, use_cache=use_cache, **kwargs,
         )  # fmt: skip
-        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(outputs.last_hidden_state[:, kept])
+        # `-0` is 0, so 0 keeps all positions.
+        positions = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(outputs.last_hidden_state[:, positions])
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)

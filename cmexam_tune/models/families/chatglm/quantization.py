@@ -16,6 +16,7 @@ USUAL = ("model.safetensors", "pytorch_model.bin")
 
 def unpack_int4(packed: torch.Tensor) -> torch.Tensor:
     """Return int8 `[out, in]` of packed int4 `[out, in / 2]`: two columns in a byte, the first in its high half."""
+    # Shifts of int8 are arithmetic: both halves keep their sign.
     high, low = packed >> 4, (packed << 4) >> 4
     return torch.stack([high, low], dim=-1).flatten(-2)
 
@@ -23,6 +24,7 @@ def unpack_int4(packed: torch.Tensor) -> torch.Tensor:
 def dequantize(weight: torch.Tensor, scale: torch.Tensor, bits: int, dtype: torch.dtype) -> torch.Tensor:
     """Return the weight `[out, in]`: the stored integers times the scale of their row, exact before the cast."""
     integers = weight if bits == 8 else unpack_int4(weight)
+    # 8 bits times the 11 of a float16 scale fit into float32's 24.
     return (integers.float() * scale.float()[:, None]).to(dtype)
 
 
@@ -64,8 +66,7 @@ def read_state(
     for usual in USUAL:
         index = read_values(folder, f"{usual}.index.json", revision)
         names = sorted(set(index["weight_map"].values())) if index else [usual]
-        found = [find_file(folder, name, revision) for name in names]
-        paths = [path for path in found if path is not None]
+        paths = [path for name in names if (path := find_file(folder, name, revision)) is not None]
         if len(paths) == len(names):
             break
     else:
@@ -83,6 +84,7 @@ def _read(path: Path) -> dict[str, torch.Tensor]:
     """Return the tensors of a file, which stays on the disk until each is used."""
     if path.suffix == ".safetensors":
         return load_file(path)
+    # torch maps zip archives only, and before 1.6 it wrote none.
     state: dict[str, torch.Tensor] = torch.load(
         path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
     )

@@ -156,6 +156,7 @@ class ChatGLMTokenizer(SentencePieceTokenizer):
 
     def text_ids(self, texts: Sequence[str]) -> list[Ids]:
         """Return the ids of texts; newlines, tabs and runs of spaces have tokens of their own."""
+        # The vocabulary has a token for each run of 2 to 80 spaces.
         replaced = [
             re.sub(
                 " {2,80}", lambda run: f"<|blank_{len(run[0])}|>", text.replace("\n", "<n>").replace("\t", "<|tab|>")
@@ -193,8 +194,8 @@ class ChatGLMTokenizer(SentencePieceTokenizer):
         start = self.num_image_tokens
         parts: list[str] = []
         for run in re.finditer("t+|i", "".join("i" if i < start else "t" for i in words)):
-            some = words[run.start() : run.end()]
-            parts.append(f"<image_{some[0]}>" if run[0] == "i" else self.pieces.decode([i - start for i in some]))
+            group = words[run.start() : run.end()]
+            parts.append(f"<image_{group[0]}>" if run[0] == "i" else self.pieces.decode([i - start for i in group]))
         text = "".join(parts).replace("<n>", "\n").replace("<|tab|>", "\t")
         return re.sub(r"<\|blank_(\d+)\|>", lambda run: " " * int(run[1]), text)
 
@@ -219,8 +220,8 @@ class ChatGLM2Tokenizer(SentencePieceTokenizer):
         names = ["[MASK]", "[gMASK]", "[sMASK]", "sop", "eop", *(ROLES if glm_version >= 3 else ())]
         self.special_ids = {name: size + i for i, name in enumerate(names)}
         self._special_names = {i: name for name, i in self.special_ids.items()}
-        given = {"unk_token": "<unk>", "pad_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", **kwargs}
-        super().__init__(vocab_file, glm_version=glm_version, encode_special_tokens=encode_special_tokens, **given)
+        options = {"unk_token": "<unk>", "pad_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", **kwargs}
+        super().__init__(vocab_file, glm_version=glm_version, encode_special_tokens=encode_special_tokens, **options)
         self.gmask_token_id = self.special_ids["[gMASK]"]
 
     @property
@@ -296,12 +297,12 @@ def load_tokenizer(
         UserError: no such file, or one that is not a sentencepiece model.
     """
     stored = read_values(folder, "tokenizer_config.json", revision)
-    first = None if version in (2, 3) else find_file(folder, "ice_text.model", revision)
-    path = first or (None if version == 1 else find_file(folder, "tokenizer.model", revision))
+    ice_text = None if version in (2, 3) else find_file(folder, "ice_text.model", revision)
+    path = ice_text or (None if version == 1 else find_file(folder, "tokenizer.model", revision))
     if path is None:
         raise UserError(f"{folder}: holds neither ice_text.model (ChatGLM-6B) nor tokenizer.model (ChatGLM2/3-6B).")
     try:
-        if first is not None:
+        if ice_text is not None:
             images = stored.get("num_image_tokens", _image_tokens(folder, revision))
             return ChatGLMTokenizer(str(path), num_image_tokens=int(images))
         version = version or stored.get("glm_version") or _version(folder, revision)

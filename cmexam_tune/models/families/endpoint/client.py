@@ -161,18 +161,18 @@ class Client:
         Raises:
             UserError: no other request could succeed either.
         """
-        known = self._library
-        response = error.response if isinstance(error, known.APIStatusError) else None
+        library = self._library
+        response = error.response if isinstance(error, library.APIStatusError) else None
         if response is not None:
             words = replies.complaint(response.content, self._secret)
         else:  # the library hides what broke the connection: the cause says it
             words = self._secret.line(str(error.__cause__ or error))
-        if isinstance(error, known.AuthenticationError | known.PermissionDeniedError):
+        if isinstance(error, library.AuthenticationError | library.PermissionDeniedError):
             raise UserError(
                 f"{self.address}: the key is refused ({words}). Put a valid one into the environment variable that "
                 "model.api_key_env names."
             )
-        if isinstance(error, known.NotFoundError):
+        if isinstance(error, library.NotFoundError):
             raise UserError(
                 f"{self.address}: no model {self.name!r} there, or no OpenAI API ({words}). "
                 "model.model_name_or_path is its name at the address; model.base_url mostly ends in /v1."
@@ -183,9 +183,9 @@ class Client:
                 f"{self.address}: sends its clients on to {target}. Put that address into model.base_url if you "
                 "trust it, or set model.follow_redirects=true."
             )
-        if isinstance(error, known.APITimeoutError):
+        if isinstance(error, library.APITimeoutError):
             return f"no answer within generation.timeout={self._generation.timeout:g} s."
-        if isinstance(error, known.APIConnectionError) and not self._proven:
+        if isinstance(error, library.APIConnectionError) and not self._proven:
             raise UserError(f"{self.address}: cannot be reached ({words}). Is the server running? See model.base_url.")
         return f"{response.status_code}: {words}" if response is not None else words
 

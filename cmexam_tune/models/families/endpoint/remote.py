@@ -141,10 +141,10 @@ class Remote:
         if generation.length_normalization or generation.prior_normalization:
             raise ConfigError("generation: likelihood behind an address cannot be normalised; only local models can.")
         sets = generation.answer_sets
-        several = sum(len(letter_sets(item.question, sets)) > len(item.question.options) for item in requests)
-        if several:
+        multiple = sum(len(letter_sets(item.question, sets)) > len(item.question.options) for item in requests)
+        if multiple:
             raise ConfigError(
-                f"generation.mode=likelihood behind an address reads one letter, and {several} questions may have "
+                f"generation.mode=likelihood behind an address reads one letter, and {multiple} questions may have "
                 "several. Use generation.mode=constrained, or set generation.answer_sets=single."
             )
         forced = self._forces_words(requests[0], "first-letter")
@@ -249,6 +249,7 @@ class Remote:
             request["messages"] = dialogue.messages()
         if self.config.generation.arguments.get("do_sample"):
             # As local models: each output has a seed of its own, so that votes differ and a run can be repeated.
+            # A checksum, because Python's `hash` of a text changes with every process.
             request["seed"] = zlib.crc32(f"{self.config.generation.seed}/{item.question.id}".encode())
         return {**request, "extra_body": beyond}
 
@@ -278,8 +279,8 @@ def _settings(config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
     Raises:
         ConfigError: a setting that no server knows, or that would replace the question.
     """
-    wanted = {key: value for key, value in config.generation.arguments.items() if value is not None}
-    for key, value in wanted.items():
+    arguments = {key: value for key, value in config.generation.arguments.items() if value is not None}
+    for key, value in arguments.items():
         if key not in (*SENT, *EXTRA) and DEFAULTS.get(key) != value:
             raise ConfigError(
                 f"generation.{key}: a server has no such setting. Leave it out; fields that yours has beyond OpenAI's "
@@ -292,13 +293,13 @@ def _settings(config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
     for key in OWN:
         if key in config.generation.extra_body:
             raise ConfigError(f"generation.extra_body: {key} is what is asked, and cannot be replaced. Leave it out.")
-    samples = wanted.get("do_sample", False)
-    fields: dict[str, Any] = {"temperature": wanted.get("temperature", 1.0) if samples else 0.0}
-    if samples and "top_p" in wanted:
-        fields["top_p"] = wanted["top_p"]
+    samples = arguments.get("do_sample", False)
+    fields: dict[str, Any] = {"temperature": arguments.get("temperature", 1.0) if samples else 0.0}
+    if samples and "top_p" in arguments:
+        fields["top_p"] = arguments["top_p"]
     if "max_completion_tokens" not in config.generation.extra_body:
-        fields["max_tokens"] = wanted.get("max_new_tokens", config.prompt.max_target_length)
-    if stop := wanted.get("stop_strings"):
+        fields["max_tokens"] = arguments.get("max_new_tokens", config.prompt.max_target_length)
+    if stop := arguments.get("stop_strings"):
         fields["stop"] = [stop] if isinstance(stop, str) else list(stop)
-    extra = {EXTRA[key]: wanted[key] for key in EXTRA if key in wanted} | dict(config.generation.extra_body)
+    extra = {EXTRA[key]: arguments[key] for key in EXTRA if key in arguments} | dict(config.generation.extra_body)
     return {key: value for key, value in fields.items() if key not in extra}, extra

@@ -74,7 +74,7 @@ def read(request: PromptRequest, content: bytes, secret: Secret, chat: bool) -> 
     usage = value.get("usage")
     if not isinstance(usage, dict):
         usage = {}
-    held = Completion(
+    withheld = Completion(
         request,
         "",
         "error",
@@ -86,11 +86,11 @@ def read(request: PromptRequest, content: bytes, secret: Secret, chat: bool) -> 
     )
     finish = choice.get("finish_reason")
     if finish == "content_filter":
-        return held
+        return withheld
     # Hidden once more: a text in parts may hold the key in parts.
     text = secret.hide(_spoken(message) if chat else _text(choice.get("text")))
     ended: Literal["stop", "length"] = "length" if finish == "length" else "stop"
-    return replace(held, text=text, finish=ended, reason=None, logprobs=_logprobs(choice.get("logprobs")))
+    return replace(withheld, text=text, finish=ended, reason=None, logprobs=_logprobs(choice.get("logprobs")))
 
 
 def complaint(content: bytes, secret: Secret) -> str:

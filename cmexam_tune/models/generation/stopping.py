@@ -127,13 +127,14 @@ class Budget(StoppingCriteria):
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
         """Return [batch] booleans for ids [batch, prompt + new]."""
-        new = input_ids[:, self.width :].tolist()
-        return torch.tensor([len(ids) >= self._most(ids) for ids in new], device=input_ids.device)
-
-    def _most(self, ids: list[int]) -> int:
-        size = len(self.end)
-        closed = next((at + size for at in range(len(ids) - size + 1) if ids[at : at + size] == self.end), None)
-        return self.thinking if closed is None else closed + self.writing
+        # All rows at once and where they are: copied to the host, long thinking would cost more than the model.
+        new = input_ids[:, self.width :]
+        count, size = new.shape[1], len(self.end)
+        if count < size:
+            return torch.full((len(new),), count >= self.thinking, device=new.device)
+        ends = (new.unfold(1, size, 1) == torch.tensor(self.end, device=new.device)).all(-1)
+        written = count - size - ends.int().argmax(1)  # since the first `</think>`
+        return torch.where(ends.any(1), written >= self.writing, torch.full_like(written, count) >= self.thinking)
 
 
 class Numbers(LogitsProcessor):

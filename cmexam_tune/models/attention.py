@@ -37,7 +37,11 @@ def repeated_sdpa(
     attention_mask: torch.Tensor | None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Repeat the heads of keys and values `[batch, kv_heads, keys, head_dim]`, then attend."""
+    """Repeat the heads of keys and values `[batch, kv_heads, keys, head_dim]`, then attend.
+
+    Returns:
+        `[batch, queries, heads, head_dim]`, and None in place of the weights.
+    """
     groups = query.shape[1] // key.shape[1]
     # A module without groups: transformers has nothing left to share.
     plain: Any = SimpleNamespace(is_causal=getattr(module, "is_causal", True))

@@ -65,6 +65,7 @@ def collate(loaded: Loaded, groups: Sequence[Sequence[Mapping[str, Any]]]) -> di
             end = start + len(row["input_ids"])
             ids[i, start:end] = torch.tensor(row["input_ids"])
             labels[i, start:end] = torch.tensor(row["labels"])
+            # Packed: the last token of the question before must not be trained to predict this one.
             labels[i, start] = IGNORE_INDEX
             mask[i, start:end] = 1
             positions[i, start:end] = torch.arange(end - start)
@@ -77,9 +78,9 @@ def collate(loaded: Loaded, groups: Sequence[Sequence[Mapping[str, Any]]]) -> di
 def left_padded(
     rows: Sequence[Ids], pad: int, device: torch.device, start: Sequence[int] = ()
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ids and attention mask, both [rows, longest], of prompts that end together.
+    """Return ids and attention mask, both int64 [rows, longest], of prompts that end in the same column.
 
-    Where all begin with `start`, that stands at the left edge, and the padding between it and what follows.
+    A common beginning (`start`) is put at the left edge, with the padding between it and the rest of the prompt.
     """
     width, front = max(len(row) for row in rows), len(start)
     ids = [[*start, *[pad] * (width - len(row)), *row[front:]] for row in rows]

@@ -36,6 +36,7 @@ def merged(loaded: Loaded) -> Loaded | None:
     apart = _probabilities(model, ids)
     try:
         model.merge_adapter(safe_merge=True)
+        # Half the summed difference is the probability that moves: the total variation distance.
         moved = float((_probabilities(model, ids) - apart).abs().sum(-1).max() / 2)
     except ValueError:
         moved = math.inf
@@ -46,5 +47,6 @@ def merged(loaded: Loaded) -> Loaded | None:
 
 
 def _probabilities(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    """Return the probabilities of the next token, float32 [1, tokens, vocabulary], after each of ids [1, tokens]."""
     with inference(model):
         return torch.softmax(model(input_ids=ids).logits.float(), dim=-1)

@@ -200,6 +200,9 @@ def attention(
         attention_mask: True or 0 where visible, `[batch, 1, queries, keys]`; None: causal or full, as transformers has.
         prefix: of all layers.
         kwargs: passed on.
+
+    Returns:
+        `[batch, queries, heads, head_dim]`, and None in place of the weights, which SDPA does not give.
     """
     attend = repeated_sdpa if needs_repeating() else sdpa_attention_forward
     if prefix is None:

@@ -136,7 +136,7 @@ class _HeadLoss(torch.autograd.Function):
 
 
 def token_loss(logits: torch.Tensor, targets: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
-    """Return the sum of the cross-entropy over the labels, computed in float32."""
+    """Return the summed cross-entropy, a float32 scalar, of logits [n, vocabulary] for targets [n] (int64)."""
     return functional.cross_entropy(
         logits.float(), targets, ignore_index=IGNORE_INDEX, reduction="sum", label_smoothing=smoothing
     )

@@ -47,11 +47,11 @@ class Reader:
         self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def prefill(self, keep: int) -> torch.Tensor:
-        """Run the prompts and return the log-probabilities after each of their last `keep` tokens, [b, keep, v]."""
+        """Run the prompts; return log-probabilities after each of their last `keep` tokens, float32 [b, keep, v]."""
         return self._run(True, keep)
 
     def feed(self, tokens: Sequence[int]) -> torch.Tensor:
-        """Append one token to each row and return the log-probabilities after it, [b, v]."""
+        """Append one token to each row and return the log-probabilities after it, float32 [b, v]."""
         column = torch.tensor(tokens, device=self._ids.device)[:, None]
         self._ids = torch.cat([self._ids, column], dim=1)
         self._mask = torch.cat([self._mask, torch.ones_like(column)], dim=1)
@@ -83,7 +83,7 @@ class Reader:
 
 
 def shared(model: Any, prompts: Sequence[Ids], pad: int) -> Start | None:
-    """Read what all prompts begin with, where that is a good part of them.
+    """Read what all prompts begin with; None where that is too short to gain by, or the model cannot share it.
 
     A model that reads its prompt in both directions (ChatGLM-6B) has other keys for it before another question.
     """

@@ -198,7 +198,15 @@ class ChatGLMAttention(nn.Module):
         past_key_values: Cache | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Attend; `tables` are cosine and sine `[b, 1, s, head_dim]`, the mask is True where visible."""
+        """Return the attended states `[b, s, hidden]`, and weights where the attention function gives any.
+
+        Args:
+            hidden_states: `[b, s, hidden]`.
+            tables: cosine and sine, `[b, 1, s, head_dim]` each.
+            attention_mask: bool `[b, 1, s, keys]`, True where visible; None: everything is.
+            past_key_values: cache, to which the rotated keys and the values are added.
+            kwargs: for the attention function; with a P-tuning prefix its `prefix`.
+        """
         batch, length, width = hidden_states.shape
         mixed = self.query_key_value(hidden_states).view(batch, length, self.heads, 3 * self.head_dim).transpose(1, 2)
         query, key, value = mixed.chunk(3, dim=-1)
@@ -239,7 +247,10 @@ class ChatGLMMLP(nn.Module):
 
 
 class ChatGLMBlock(GradientCheckpointingLayer):
-    """The residual carries the normalised tensor, scaled."""
+    """The residual carries the normalised tensor, scaled: no ordinary pre-norm block.
+
+    a = LN1(x), h = alpha a + Attention(a), b = LN2(h), output = alpha b + MLP(b), with alpha = `RESIDUAL_SCALE`.
+    """
 
     def __init__(self, config: ChatGLMConfig, layer_idx: int) -> None:
         """Make block `layer_idx`."""

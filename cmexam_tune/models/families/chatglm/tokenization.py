@@ -65,7 +65,7 @@ class SentencePieceTokenizer(PreTrainedTokenizer):
         raise NotImplementedError
 
     def positions(self, rows: list[Ids], width: int) -> dict[str, Any]:
-        """Return what the original adds to ids that are padded on the left to `width`."""
+        """Return `attention_mask` and `position_ids`, as nested lists, of rows padded on the left to `width` tokens."""
         raise NotImplementedError
 
     def build_inputs_with_special_tokens(self, token_ids_0: Ids, token_ids_1: Ids | None = None) -> Ids:

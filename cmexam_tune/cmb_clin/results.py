@@ -72,12 +72,12 @@ def _answered(cases: Sequence[Case], answers: Sequence[Prediction]) -> dict[str,
 
 def tables(found: Mapping[str, Any], axes: Sequence[str]) -> list[Table]:
     """Return the tables of a summary: scores beside the paper's, text metrics, agreement, and how far scores move."""
-    made = [_scores(found, axes), _texts(found)]
+    summary_tables = [_scores(found, axes), _texts(found)]
     if found["agreement"]:
-        made.append(_agreement(found["agreement"]))
+        summary_tables.append(_agreement(found["agreement"]))
     if found["moves"]:
-        made.append(_moves(found["moves"]))
-    return made
+        summary_tables.append(_moves(found["moves"]))
+    return summary_tables
 
 
 def _scores(found: Mapping[str, Any], axes: Sequence[str]) -> Table:

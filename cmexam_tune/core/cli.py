@@ -164,11 +164,11 @@ def _types(annotation: Any) -> list[Any]:
 
 def _flag(annotation: Any) -> Flag:
     """Return what the `Flag`s in an annotation say, the outer ones before the inner ones."""
-    said: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for part in get_args(annotation):
         flag = part if isinstance(part, Flag) else _flag(part)
-        said |= {name: value for name, value in vars(flag).items() if value}
-    return Flag(**said)
+        settings |= {name: value for name, value in vars(flag).items() if value}
+    return Flag(**settings)
 
 
 def _names(parameter: inspect.Parameter) -> list[str]:
@@ -196,10 +196,12 @@ def _arguments(
         for parameter in parameters
         if parameter.kind is parameter.POSITIONAL_ONLY and parameter.name in values
     ]
-    rest = next((parameter.name for parameter in parameters if parameter.kind is parameter.VAR_POSITIONAL), None)
-    if rest is None:
+    override_name = next(
+        (parameter.name for parameter in parameters if parameter.kind is parameter.VAR_POSITIONAL), None
+    )
+    if override_name is None:
         return words, values
-    words += values.pop(rest, [])
+    words += values.pop(override_name, [])
     # A flag that takes several words also takes the overrides behind them: `--config A B generation.mode=likelihood`.
     for parameter in parameters:
         if isinstance(value := values.get(parameter.name), list):

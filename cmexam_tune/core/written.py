@@ -40,11 +40,11 @@ class Written:
         self.known: Mapping[str, tuple[str, ...]] = {}
         if self.path.exists():
             try:
-                read = jsonl.read_one(self.path, Note, "note")
+                old_note = jsonl.read_one(self.path, Note, "note")
             except UserError:
-                read = Note("")
-            if read.program == program:
-                self.known = read.sha256
+                old_note = Note("")
+            if old_note.program == program:
+                self.known = old_note.sha256
             elif not overwrite:
                 raise self._refused(self.path)
 

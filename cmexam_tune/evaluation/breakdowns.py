@@ -125,8 +125,11 @@ def by_facet(graded: Iterable[Graded], score: Score) -> dict[str, dict[str, Scor
         for facet, value in item.question.facets.items():
             if value.strip() and facet != GROUP:
                 groups[facet][value].append(item)
-    known = [definition.facet for definition in definitions()]
-    rank = {facet: known.index(define(facet).facet) if define(facet).source else len(known) for facet in groups}
+    paper_facets = [definition.facet for definition in definitions()]
+    rank = {
+        facet: paper_facets.index(define(facet).facet) if define(facet).source else len(paper_facets)
+        for facet in groups
+    }
     return {
         facet: {value: score(members) for value, members in sorted(groups[facet].items())}
         for facet in sorted(groups, key=lambda facet: (rank[facet], facet))
@@ -152,8 +155,8 @@ def _table(facet: str, graded: Sequence[Graded], scores: Mapping[str, Scores], s
     order = {name.name: i for i, name in enumerate(definition.values)} if definition.ordered else {}
     cells.sort(key=lambda cell: (order.get(cell.name, len(order)), -_count(cell.scores), cell.name))
     # A cell without published answers, or without one readable output where the scorer drops those, has no accuracy.
-    known = [accuracy for cell in cells if isinstance(accuracy := cell.scores["accuracy"], int | float)]
-    macro = fmean(known) if definition.macro and known else None
+    accuracies = [accuracy for cell in cells if isinstance(accuracy := cell.scores["accuracy"], int | float)]
+    macro = fmean(accuracies) if definition.macro and accuracies else None
     return Breakdown(facet, definition.zh, definition.source, definition.minimum, tuple(cells), macro)
 
 

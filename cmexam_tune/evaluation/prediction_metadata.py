@@ -90,8 +90,8 @@ def read(predictions: str | Path) -> PredictionMetadata | None:
 
 def are_seeds_of_one_experiment(runs: Sequence[PredictionMetadata]) -> bool:
     """Return whether several runs differ in their seeds, weights and places only; false where metadata are missing."""
-    known = [run.experiment for run in runs if "config" in run.values]
-    return len(known) == len(runs) > 1 and all(experiment == known[0] for experiment in known)
+    experiments = [run.experiment for run in runs if "config" in run.values]
+    return len(experiments) == len(runs) > 1 and all(experiment == experiments[0] for experiment in experiments)
 
 
 def _without_seeds(value: Any) -> Any:

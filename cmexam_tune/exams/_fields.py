@@ -138,8 +138,8 @@ def _build(values: Any, where: str) -> Fields:
     fields = build(Fields, values, "", problems)
     if fields is None:
         raise ConfigError(f"{where}: {'; '.join(problems)}.")
-    made: Fields = fields
-    return made
+    exam_fields: Fields = fields
+    return exam_fields
 
 
 def read_questions(

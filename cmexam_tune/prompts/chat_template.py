@@ -103,23 +103,25 @@ def bounded() -> Iterator[None]:
     Raises:
         TemplateError: more lines.
     """
-    left = MAX_LINES
+    lines_left = MAX_LINES
 
-    def count(frame: FrameType, happened: str, argument: Any) -> Any:
-        nonlocal left
+    def count(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal lines_left
+        # Returning None leaves the lines of this frame, which is no template, untraced.
         if frame.f_code.co_filename != JINJA_CODE:
             return None
-        left -= 1
-        if left < 0:
+        lines_left -= 1
+        if lines_left < 0:
             raise TemplateError("it goes on without end")
         return count
 
-    before = sys.gettrace()
+    # A debugger or a coverage tool may be tracing already.
+    outer = sys.gettrace()
     sys.settrace(count)
     try:
         yield
     finally:
-        sys.settrace(before)
+        sys.settrace(outer)
 
 
 class NoForm(TemplateError):

@@ -52,7 +52,7 @@ def tables(result: Checked) -> list[Table]:
 
 
 def _letters(result: Checked) -> list[Table]:
-    made = []
+    letter_tables = []
     for name, rows in result.letters.items():
         for row in rows:
             counts = row["counts"]
@@ -60,8 +60,8 @@ def _letters(result: Checked) -> list[Table]:
             shares = tuple(f"{count / total:.1%}" for count in counts.values())
             title = f"{name}: answer letters of {total:,} questions with {row['options']} options and one right letter"
             note = f"Chi-square test against equal shares: p = {row['p']:.2g}."
-            made.append(Table(("Answer", *counts), (("share", *shares),), title, note))
-    return made
+            letter_tables.append(Table(("Answer", *counts), (("share", *shares),), title, note))
+    return letter_tables
 
 
 def markdown(result: Checked) -> str:

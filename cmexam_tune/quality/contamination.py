@@ -71,13 +71,13 @@ def shared(train: Iterable[str | Path], others: Sequence[str | Path]) -> dict[st
     """
     held_out: dict[int, set[tuple[str, int]]] = {}
     for path in others:
-        for line, same in _questions(path):
-            held_out.setdefault(same, set()).add((str(path), line))
-    met: set[tuple[str, int]] = set()
+        for line, question_hash in _questions(path):
+            held_out.setdefault(question_hash, set()).add((str(path), line))
+    repeated: set[tuple[str, int]] = set()
     for path in train if held_out else ():
-        for _, same in _questions(path):
-            met |= held_out.get(same, set())
-    return {str(path): count for path in others if (count := sum(name == str(path) for name, _ in met))}
+        for _, question_hash in _questions(path):
+            repeated |= held_out.get(question_hash, set())
+    return {str(path): count for path in others if (count := sum(name == str(path) for name, _ in repeated))}
 
 
 def warning(train: Sequence[str | Path], others: Sequence[str | Path]) -> str | None:

@@ -40,12 +40,12 @@ class Repeated:
 
     def add(self, file: str, question: Question) -> None:
         """Remember one question of `file`."""
-        same = hash(question_text(question.stem, question.options))
+        question_hash = hash(question_text(question.stem, question.options))
         right = right_texts(question)
         place = (file, question.id, None if right is None else hash(right))
-        first = self._first.setdefault(same, place)
+        first = self._first.setdefault(question_hash, place)
         if first is not place:
-            self._again.setdefault(same, [first]).append(place)
+            self._again.setdefault(question_hash, [first]).append(place)
 
     def groups(self) -> list[dict[str, Any]]:
         """Return every group of two or more as the report lists it, in the order of their first ids."""

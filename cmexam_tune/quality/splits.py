@@ -76,8 +76,8 @@ def assign(
         leader.append(place)
         strata.append(question.facets.get(stratify, "") if stratify else "")
         for key in _keys(question):
-            other = root(first.setdefault(key, place))
-            leader[root(place)] = other
+            other_root = root(first.setdefault(key, place))
+            leader[root(place)] = other_root
     groups: dict[int, list[int]] = {}
     for place in range(len(leader)):
         groups.setdefault(root(place), []).append(place)

@@ -241,8 +241,8 @@ def summary(report: Mapping[str, Any]) -> str:
     lines = [f"{report['input']}: kept {report['kept']:,} of {report['rows']:,} {what}"]
     if "answers" in report:
         lines.append(f"  answers joined from {report['answers']}")
-    lines += [f"  dropped: {reason} {count:,}" for reason, count in report["dropped"].items()]
-    lines += [f"  repaired: {reason} {count:,}" for reason, count in report["repaired"].items()]
+    lines += [f"  dropped: {reason}: {count:,}" for reason, count in report["dropped"].items()]
+    lines += [f"  repaired: {reason}: {count:,}" for reason, count in report["repaired"].items()]
     if names := report["columns_unread"]:
         lines.append(f"  columns ignored: {', '.join(names)} (keep one with --map facet:{names[0]}={names[0]})")
     for style, counts in report.get("styles", {}).items():

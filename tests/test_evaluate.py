@@ -17,6 +17,7 @@ from cmexam_tune.core.errors import DataError, UserError
 from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.evaluate import evaluate
 from cmexam_tune.prompts import order
+from cmexam_tune.report import sections
 
 ROOT = Path(__file__).resolve().parents[1]
 KEYS = {
@@ -342,6 +343,7 @@ def test_questions_of_one_case_are_drawn_together():
     assert alone.overall["accuracy_ci"] != grouped.overall["accuracy_ci"]
     against = evaluate(texts, cases, baseline=predictions).comparison
     assert against.clusters == 20 and against.metrics["accuracy"].resolution > 0
+    assert "McNemar" not in sections.comparison(against, "a").title
 
 
 def test_a_part_is_scored_only_where_asked_for_and_said(files):

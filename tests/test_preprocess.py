@@ -86,7 +86,8 @@ def test_what_is_written_and_reported(val, tmp_path, capsys):
         "answer_explain": {"written": 1, "skipped": {"no explanation": 1}},
     }
     printed = capsys.readouterr().out
-    assert "kept 2 of 4 rows" in printed and "no answer 1" in printed and "skipped 1 (no explanation)" in printed
+    assert "kept 2 of 4 rows" in printed and "dropped: no answer: 1" in printed
+    assert "skipped 1 (no explanation)" in printed
 
 
 def test_own_words_and_questions_without_explanation(val, tmp_path):

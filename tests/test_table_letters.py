@@ -343,7 +343,7 @@ def test_a_merged_cell_stands_in_each_of_its_rows(tmp_path, chart):
     assert [(q.stem, q.facets["科室"]) for q in questions] == [("第1题", "外科"), ("第4题", "内科")]
     assert report["dropped"] == {
         "a question over several rows (merged cells)": 2,  # which cells belong to which row is anyone's guess
-        "fewer options than possible": 2,
+        "fewer than 2 options": 2,
     }
 
 

@@ -209,7 +209,7 @@ class Cells:
             pairs = [(item.get("key"), item.get("value")) if isinstance(item, Mapping) else ("", "") for item in items]
             return [(_plain(key), _plain(text)) for key, text in pairs]
         if len(items) > len(_LETTERS):
-            raise Unreadable("more options than possible")
+            raise Unreadable(f"more than {MAX_OPTIONS} options")
         texts = dict(zip(_LETTERS, (_plain(item).strip() for item in items), strict=False))
         places = [letter for letter, text in texts.items() if text]
         own = _lettered([text for text in texts.values() if text])
@@ -262,8 +262,10 @@ class Cells:
         for letter in [letter for letter, text in options.items() if not text]:
             self.repairs.append("empty option left out")
             del options[letter]
-        if not MIN_OPTIONS <= len(options) <= MAX_OPTIONS:
-            raise Unreadable(f"{'fewer' if len(options) < MIN_OPTIONS else 'more'} options than possible")
+        if len(options) < MIN_OPTIONS:
+            raise Unreadable(f"fewer than {MIN_OPTIONS} options")
+        if len(options) > MAX_OPTIONS:
+            raise Unreadable(f"more than {MAX_OPTIONS} options")
         if list(options) != sorted(options):
             self.repairs.append(_SORTED)
         return dict(sorted(options.items()))

@@ -67,7 +67,7 @@ def test_the_rest_runs_after_a_failure_and_all_is_written(tmp_path: Path, monkey
 
 
 def test_models_have_the_published_sizes(job: dict, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(estimate, "rate", lambda hidden: 1e12)
+    monkeypatch.setattr(estimate, "measured_rate", lambda hidden: 1e12)
     checks = {check.name: check for check in gpu.CHECKS}
     for name, parameters in PUBLISHED.items():
         settings = gpu.sides.recipe(gpu.job_of(checks[name], job))

@@ -6,10 +6,10 @@ STAMP := $(VENV)/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench docs clean
+.PHONY: help setup demo test test-all check format bench docs clean
 
 help: ## list the commands
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "make %-8s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "make %-8s %s\n", $$1, $$2}'
 
 $(STAMP): setup.py pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(f"Python 3.10 or later is needed, this is {sys.version.split()[0]}: make PYTHON=/path/to/python3.11 ..." if sys.version_info < (3, 10) else 0)'
@@ -29,6 +29,9 @@ check: $(STAMP) ## lint, format and types
 
 test: check ## everything that must hold: lint, format, types, tests (no network)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+
+test-all: check ## test, and what takes long: kills at random moments, all combinations, every page's commands
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "slow or not slow"
 
 format: $(STAMP) ## let ruff format and mend what it can
 	$(BIN)/ruff check --fix .

@@ -38,7 +38,7 @@ from cmexam_tune.exams import cmexam
 from cmexam_tune.models.completion import to_prediction
 from cmexam_tune.models.families import Loaded
 from cmexam_tune.models.families.llama import Llama
-from cmexam_tune.models.generation import prefill
+from cmexam_tune.models.generation import kv_cache
 from cmexam_tune.prompts import PromptBuilder
 
 llama = Llama()
@@ -161,11 +161,11 @@ def with_examples(
         decoder = llama.engine(loaded, setup)
         tokens = [len(item.ids) for item in decoder.ask(asked)]
         found = {}
-        for name, shortest in (("whole", 10**9), ("shared", prefill.SHORTEST)):
-            kept, prefill.SHORTEST = prefill.SHORTEST, shortest
+        for name, shortest in (("whole", 10**9), ("shared", kv_cache.SHORTEST)):
+            kept, kv_cache.SHORTEST = kv_cache.SHORTEST, shortest
             timed(map(to_prediction, decoder.answer(asked[: arguments.batch_size])), arguments.device)
             found[name] = timed(map(to_prediction, decoder.answer(asked)), arguments.device)
-            prefill.SHORTEST = kept
+            kv_cache.SHORTEST = kept
         whole, shared = found["whole"], found["shared"]
         results[mode] = {
             "questions": len(some),

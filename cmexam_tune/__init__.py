@@ -1,4 +1,4 @@
-"""Fine-tuning of Chinese medical-exam language models: the records.
+"""Fine-tunes and evaluates language models on Chinese medical exams; the package itself exports its records.
 
 Stages are imported by name, for example `from cmexam_tune.train import train`.
 """

@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from cmexam_tune import __version__
 from cmexam_tune.cmb_clin import human_scores, judging, results, rubric
@@ -21,7 +21,10 @@ from cmexam_tune.inference.records import ResumableFile, meta_path
 from cmexam_tune.prompts import dialogue
 from cmexam_tune.report.html_page import html_page
 
-ALSO: tuple[Variant, ...] = ("reversed", "no_reference")
+Again = Literal["reversed", "no_reference"]
+Sheet = Annotated[str | Path, Flag("SHEET.xlsx")]
+ALSO: tuple[Again, ...] = get_args(Again)
+VARIANTS: tuple[Variant, ...] = ("plain", *ALSO)
 SUFFIXES = (".md", ".tex", ".html", ".json")
 """Of the reports, which are called judge."""
 EPILOG = """Each judge is a recipe: a model behind an API (model.family: endpoint) or a local one. OUT/judgements/
@@ -34,18 +37,6 @@ examples:
   cmexam-tune judge --predictions chatglm.jsonl --cases C.cases.jsonl --export sheet.xlsx --sample 320
   cmexam-tune judge --predictions chatglm.jsonl --cases C.cases.jsonl --import sheet.xlsx --out runs/judged
   cmexam-tune judge ... --also reversed no_reference     how far the order of the axes and the reference move scores"""
-
-
-@dataclass(frozen=True)
-class Options:
-    """What a panel has beside its models."""
-
-    imported: Sequence[str | Path] = ()
-    """Sheets that people filled in, see `clinic.sheets`."""
-    also: Sequence[Variant] = ()
-    """Variants in which every answer is judged once more."""
-    rubric: str | Path | None = None
-    """In place of the shipped one."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +58,10 @@ def judge(
     judges: Sequence[str | Path] = (),
     out: str | Path = "judged",
     overrides: Sequence[str] = (),
-    options: Options = Options(),
     *,
+    also: Sequence[Again] = (),
+    imported: Annotated[Sequence[Sheet], Flag(names=("--import",))] = (),
+    rubric_file: Annotated[File | None, Flag(names=("--rubric",))] = None,
     overwrite: bool = False,
 ) -> dict[str, Any]:
     """Judge predictions and return what `judge.json` holds; judgements that are there already are kept.
@@ -79,24 +72,27 @@ def judge(
         judges: recipes of the judges, by path or name; the file's name is the judge's.
         out: folder for judgements and tables.
         overrides: changes to every judge: `section.key=value`; `cmexam-tune train --help` lists them.
-        options: people's sheets, variants, another rubric.
+        also: judge every answer once more in these variants.
+        imported: sheets that people filled in.
+        rubric_file: another rubric; the shipped one is cmb_clin/rubric.yaml.
         overwrite: replace reports in `out` that judge has not written, or that were changed since.
 
     Raises:
         UserError: files that cannot be used, judgements in `out` that are of something else, or reports that may not be
             replaced.
     """
-    rules = rubric.read(options.rubric)
+    rules = rubric.read(rubric_file)
     work = _Work(list(jsonl.read(cases, Case)), _read(predictions, cases), rules, Path(out))
-    names, people = _names(judges, "judge"), _people(work, options.imported)
+    names, people = _names(judges, "judge"), _people(work, imported)
     written = Written(work.out / "judge.meta.json", "judge", overwrite)
     written.check(*(work.out / f"judge{suffix}" for suffix in SUFFIXES))
     # What lies there is checked before anybody is asked.
     models = {*names, *(judged.judge for judged in _judged(work))}
     if double := models & {judged.judge for judged in people}:
         raise UserError(f"--import: {double.pop()} is also the name of a judge in {work.out}. Rename the sheet.")
+    variants: list[Variant] = ["plain", *also]
     for name, source in names.items():
-        _judge(work, name, loading.open_source(source, overrides), ("plain", *options.also))
+        _judge(work, name, loading.open_source(source, overrides), variants)
     judged = [*_judged(work), *people]
     if not judged and not any(answer.text.strip() for answers in work.answers.values() for answer in answers):
         raise UserError("judge: nothing was judged, because every answer in --predictions is empty.")
@@ -104,7 +100,7 @@ def judge(
         raise UserError("judge: nothing was judged. Name a judge with --config, or a sheet with --import.")
     axes = list(rules.axes)
     found = results.summary(judged, work.cases, work.answers, axes)
-    found["provenance"] = _provenance(predictions, cases, options.rubric)
+    found["provenance"] = _provenance(predictions, cases, rubric_file)
     written.write({work.out / f"judge{suffix}": text.encode() for suffix, text in _reports(found, axes).items()})
     cli.say("\n\n".join(table.text() for table in results.tables(found, axes)))
     return found
@@ -174,7 +170,7 @@ def _judged(work: _Work) -> list[Judged]:
     judged = []
     for folder in sorted(path for path in (work.out / "judgements").glob("*") if path.is_dir()):
         for model in work.answers:
-            for variant in ("plain", *ALSO):
+            for variant in VARIANTS:
                 path = place(work.out, folder.name, model, variant)
                 if path.is_file() and path.stat().st_size:
                     judgements = tuple(_read_back(path, work.task(model, variant)))
@@ -242,9 +238,6 @@ def _reports(found: Mapping[str, Any], axes: Sequence[str]) -> dict[str, str]:
     return dict(zip(SUFFIXES, texts, strict=True))
 
 
-Sheet = Annotated[str, Flag("SHEET.xlsx")]
-
-
 @cli.program(judge, EPILOG)
 def main(
     *overrides: Override,
@@ -252,23 +245,18 @@ def main(
     cases: File,
     judges: Annotated[Sequence[str], Flag("JUDGE", names=("--config",))] = (),
     out: Folder | None = None,
-    rubric_file: Annotated[File | None, Flag("FILE", names=("--rubric",))] = None,
-    also: Sequence[Literal["reversed", "no_reference"]] = (),
+    rubric_file: Annotated[File | None, Flag(names=("--rubric",))] = None,
     export: Sheet | None = None,
     sample: int | None = None,
     seed: int = 0,
-    imported: Annotated[Sequence[Sheet], Flag("SHEET.xlsx", names=("--import",))] = (),
     **options: Any,
 ) -> None:
     """Score answers to CMB-Clin's cases by models or by people.
 
     Args:
-        rubric_file: another rubric; the shipped one is cmb_clin/rubric.yaml.
-        also: judge once more in these variants.
         export: write a sheet for a person to fill in, and nothing else.
         sample: with --export: so many answers (default: all).
         seed: with --export: of drawing and shuffling.
-        imported: filled sheets.
     """
     if sample is not None and sample < 1:
         raise UserError(f"--sample {sample}: at least 1 is needed.")
@@ -280,7 +268,7 @@ def main(
         return
     if not out:
         raise UserError("judge: --out names the folder for judgements and tables (or --export a sheet).")
-    judge(predictions, cases, judges, out, overrides, Options(imported, also, rubric_file), **options)
+    judge(predictions, cases, judges, out, overrides, rubric_file=rubric_file, **options)
 
 
 if __name__ == "__main__":

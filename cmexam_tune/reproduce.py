@@ -104,7 +104,7 @@ def reproduce(
     ]
     for number, unit in enumerate(units, 1):
         cli.note(f"[{number}/{len(units)}] {unit.folder.relative_to(out)}")
-        _run(unit, plan.launch)
+        run_unit(unit, plan.launch)
     recipes = {_key(entry) for entry in chosen}
     measured = [row for row in reproduced_tables.collect(out) if row.entry.recipe in recipes]
     pages = [page for row in measured for page in row.pages]
@@ -157,7 +157,7 @@ def _units(entry: entries.Entry, out: Path, plan: Plan, data: Path, overrides: S
         splits["validation"] = base.data.validation
     if entry.trained:
         splits["train"] = base.data.train
-    files = {split: _questions(entry.exam, split, paths, data, out) for split, paths in splits.items()}
+    files = {split: find_questions(entry.exam, split, paths, data, out) for split, paths in splits.items()}
     places = [f"data.{split}={file}" for split, file in files.items()]
     for seed in plan.seeds if entry.trained else plan.seeds[:1]:
         first = out / _key(entry) / f"seed{seed}"
@@ -184,7 +184,7 @@ def _settings(entry: entries.Entry, plan: Plan) -> Sequence[str]:
     return plan.settings
 
 
-def _questions(exam: str, split: str, paths: Sequence[str], data: Path, out: Path) -> Path:
+def find_questions(exam: str, split: str, paths: Sequence[str], data: Path, out: Path) -> Path:
     """Return the questions of a split, made from the raw file in `data` where there are none yet."""
     stems = [Path(path).name.removesuffix(".questions.jsonl") for path in paths]
     cleaned = any(stem.endswith(".clean") for stem in stems)  # raw questions are no stand-in for these
@@ -212,7 +212,8 @@ def _preprocess(exam: str, raw: Path, folder: Path, split: str, data: Path) -> N
     preprocess.preprocess(exam, [raw], folder, answers=answers[0] if answers else None)
 
 
-def _run(unit: Unit, launch: str | None) -> None:
+def run_unit(unit: Unit, launch: str | None) -> None:
+    """Train where the entry does, predict and score; `launch`: the words that start a program on several cards."""
     predictions = unit.folder / "predictions.jsonl"
     if unit.entry.trained:
         _train(unit, launch)

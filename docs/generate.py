@@ -127,7 +127,7 @@ def memory(entry: entries.Entry, family: str) -> str:
 def recipes() -> str:
     """Return recipes/README.md."""
     head = (
-        "# Recipes\n\n<!-- Written by docs/generate.py from cmexam_tune/entries.yaml and published.yaml; `make docs`. -->\n\n"
+        "# Recipes\n\n<!-- Written by docs/generate.py from cmexam_tune/report/papers/entries.yaml and published.yaml; `make docs`. -->\n\n"
         "A recipe is one experiment: `cmexam-tune train --config lora_llama.yaml`, from any folder. A recipe that starts "
         "from another (`extends:`) states only what differs. Where the paper and the released scripts disagree there are "
         "two, without and with `_script`. `cmexam-tune reproduce RECIPE --out DIR` runs a whole row, for several seeds, "

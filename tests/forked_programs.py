@@ -18,7 +18,7 @@ from cmexam_tune.core import cli
 LIBRARIES = [
     "torch", "deepspeed", "peft", "datasets", "cmexam_tune.training.loop", "cmexam_tune.models.families.llama",
     "cmexam_tune.models.families.chatglm", "cmexam_tune.train", "cmexam_tune.inference.answering",
-    "cmexam_tune.predict", "cmexam_tune.models.merging",
+    "cmexam_tune.predict", "cmexam_tune.inference.merging",
 ]  # fmt: skip
 Hook = Callable[[], None]
 context: Any = multiprocessing.get_context("forkserver")

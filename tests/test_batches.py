@@ -63,7 +63,7 @@ def test_steps_do_not_depend_on_processes_packing_or_budget() -> None:
     assert plain != order(sizes, Layout(16, 8), 2), "another epoch is another order"
     assert plain != order(sizes, Layout(16, 8, seed=1), 1)
     items = [
-        [plan.step_targets for (plan,) in StepSampler(sizes, sizes, layout, rank, world)]
+        [plan.step_targets for (plan,) in StepSampler(sizes, sizes, layout, rank=rank, world=world)]
         for layout, rank, world in [(Layout(16, 8), 0, 1), (Layout(16, 8, pack_length=99), 1, 2)]
     ]
     assert items[0] == items[1] == [sum(sizes[i] for i in step) for step in order(sizes, Layout(16, 8), 0)]
@@ -71,7 +71,7 @@ def test_steps_do_not_depend_on_processes_packing_or_budget() -> None:
 
 def test_padding_stays_low_and_is_counted_right() -> None:
     sizes = lengths(1024)
-    sampler = StepSampler(sizes, sizes, Layout(16, 8), 0, 1)
+    sampler = StepSampler(sizes, sizes, Layout(16, 8), rank=0, world=1)
     total = sum(slots(micro, sizes) for (plan,) in sampler for micro in plan.micro)
     assert sampler.padding() == pytest.approx(1 - sum(sizes) / total)
     assert sampler.padding() < 0.05
@@ -81,7 +81,7 @@ def test_work_is_shared_evenly() -> None:
     sizes = lengths(1024)
     loads = []
     for rank in range(4):
-        loads.append(sum(slots(m, sizes) for (plan,) in StepSampler(sizes, sizes, Layout(32, 8), rank, 4)
+        loads.append(sum(slots(m, sizes) for (plan,) in StepSampler(sizes, sizes, Layout(32, 8), rank=rank, world=4)
                          for m in plan.micro))  # fmt: skip
     assert max(loads) / min(loads) < 1.1
 

@@ -32,7 +32,7 @@ def test_signatures(name: str) -> None:
 
 
 def test_what_a_step_of_generate_is() -> None:
-    """`legal.Reader` makes steps as generate does: positions, then inputs, then the forward pass."""
+    """`kv_cache.PrefillScorer` makes steps as generate does: positions, then inputs, then the forward pass."""
     source = inspect.getsource(GenerationMixin.generate)
     assert "self._prepare_position_ids_for_generation(inputs_tensor, model_kwargs)" in source
     assert "next_sequence_length=" in inspect.getsource(GenerationMixin._prefill)

@@ -27,7 +27,7 @@ from cmexam_tune.core.errors import ConfigError, DataError, UserError
 from cmexam_tune.core.schema import Case, Prediction, Turn
 from cmexam_tune.evaluation.significance import judge_agreement, kappa
 from cmexam_tune.exams import cmb
-from cmexam_tune.judge import Options, judge
+from cmexam_tune.judge import judge
 from cmexam_tune.judge import main as judge_main
 from cmexam_tune.predict import predict
 from cmexam_tune.preprocess import preprocess
@@ -260,9 +260,9 @@ def test_variants_and_a_failed_request_is_asked_again(cases: Path, tmp_path: Pat
     file = answered(tmp_path, "one")
     with serving(script) as server:
         panel = recipe(tmp_path, "j", server.url)
-        first = judge([file], cases, [panel], tmp_path / "out", options=Options(also=("reversed",)))
+        first = judge([file], cases, [panel], tmp_path / "out", also=("reversed",))
         down[0] = False
-        found = judge([file], cases, [panel], tmp_path / "out", options=Options(also=("reversed",)))
+        found = judge([file], cases, [panel], tmp_path / "out", also=("reversed",))
     assert first["models"]["one"]["judges"]["j"]["failed"] == 1 and found["models"]["one"]["judges"]["j"]["n"] == 3
     moved = {line["axis"]: (line["moved"], line["by"], line["shift"]) for line in found["moves"]}
     assert moved["fluency"] == (1.0, 2.0, -2.0) and moved["relevance"] == (0.0, 0.0, 0.0)
@@ -370,7 +370,7 @@ def test_a_sheet_is_blind_and_comes_back(cases: Path, tmp_path: Path) -> None:
         for column, score in enumerate((5, 4, 3, 2), 7):
             book.active.cell(line, column).value = score
     book.save(tmp_path / "sheet_expert.xlsx")
-    found = judge(files, cases, [], tmp_path / "out", options=Options(imported=[tmp_path / "sheet_expert.xlsx"]))
+    found = judge(files, cases, [], tmp_path / "out", imported=[tmp_path / "sheet_expert.xlsx"])
     judged = {model: values["judges"].get("sheet_expert") for model, values in found["models"].items()}
     counts = {model: sum(place["model"] == model for row, place in key.items() if row < 6) for model in judged}
     assert {model: means["n"] for model, means in judged.items() if means} == {m: n for m, n in counts.items() if n}
@@ -411,7 +411,7 @@ def test_one_cell_far_away_costs_no_time(cases: Path, tmp_path: Path) -> None:
     book.active["XFD1048576"] = "x"
     book.save(sheet)
     start = time.process_time()
-    judge(files, cases, [], tmp_path / "out", options=Options(imported=[sheet]))
+    judge(files, cases, [], tmp_path / "out", imported=[sheet])
     assert (tmp_path / "out" / "judge.json").is_file() and time.process_time() - start < 20
 
 
@@ -421,7 +421,7 @@ def test_a_sheet_with_a_number_twice_is_refused(cases: Path, tmp_path: Path) -> 
     book.active.cell(4, 1).value = 1
     book.save(sheet)
     with pytest.raises(DataError, match=r"sheet.xlsx: row 4: no. 1 is on row 2 already"):
-        judge(files, cases, [], tmp_path / "out", options=Options(imported=[sheet]))
+        judge(files, cases, [], tmp_path / "out", imported=[sheet])
 
 
 @pytest.mark.parametrize(
@@ -439,17 +439,17 @@ def test_a_key_of_something_else_is_refused(change: dict[str, Any], message: str
     places[1] |= change
     key.write_text(json.dumps(places))
     with pytest.raises(DataError, match=message):
-        judge(files, cases, [], tmp_path / "out", options=Options(imported=[sheet]))
+        judge(files, cases, [], tmp_path / "out", imported=[sheet])
 
 
 def test_judges_of_one_name_are_told_apart(cases: Path, tmp_path: Path) -> None:
     sheet, files = filled_sheet(cases, tmp_path)
     with pytest.raises(UserError, match="two sheets are called sheet"):
-        judge(files, cases, [], tmp_path / "out", options=Options(imported=[sheet, sheet]))
+        judge(files, cases, [], tmp_path / "out", imported=[sheet, sheet])
     with serving(lambda body, count: json.dumps(GOOD)) as server:
         judge(files, cases, [recipe(tmp_path, "sheet", server.url)], tmp_path / "out")
     with pytest.raises(UserError, match="also the name of a judge"):
-        judge(files, cases, [], tmp_path / "out", options=Options(imported=[sheet]))
+        judge(files, cases, [], tmp_path / "out", imported=[sheet])
 
 
 def damaged(sheet: Path, part: str, text: bytes) -> None:
@@ -474,7 +474,7 @@ def test_a_damaged_sheet_is_one_message(part: str, text: bytes, cases: Path, tmp
     sheet, files = filled_sheet(cases, tmp_path)
     damaged(sheet, part, text)
     with pytest.raises(DataError, match=r"sheet.xlsx: not an .xlsx workbook that can be read"):
-        judge(files, cases, [], tmp_path / "out", options=Options(imported=[sheet]))
+        judge(files, cases, [], tmp_path / "out", imported=[sheet])
 
 
 def test_a_sheet_that_is_a_chart_is_one_message(cases: Path, tmp_path: Path) -> None:
@@ -484,7 +484,7 @@ def test_a_sheet_that_is_a_chart_is_one_message(cases: Path, tmp_path: Path) -> 
     del book["Sheet"]
     book.save(sheet)
     with pytest.raises(DataError, match=r"sheet.xlsx: (not an .xlsx workbook|no sheet has cells)"):
-        judge(files, cases, [], tmp_path / "out", options=Options(imported=[sheet]))
+        judge(files, cases, [], tmp_path / "out", imported=[sheet])
 
 
 # --- agreement, witnessed by scipy and scikit-learn ----------------------------------------------------------------

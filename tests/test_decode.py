@@ -23,7 +23,8 @@ from cmexam_tune.models import adapters, causal, families
 from cmexam_tune.models.completion import to_prediction
 from cmexam_tune.models.families import Loaded
 from cmexam_tune.models.families.llama import Llama
-from cmexam_tune.models.generation import stopping
+from cmexam_tune.models.generation import sampling
+from cmexam_tune.models.generation.decoder import Likelihood
 
 llama = Llama()
 
@@ -111,8 +112,8 @@ def test_likelihood_is_the_sum_of_token_log_probabilities(model: tuple[Loaded, C
     config = replace(set_generation(config, answer_sets=sets, batch_size=3), prompt=replace(config.prompt, style=style))
     some = questions(4) if sets == "single" else questions(2)
     decoder = llama.engine(loaded, config)
-    for item, scores in decoder.likelihoods(prompts.default_prompts(some, config)):
-        answers = decoder.legal_answers(item.question)
+    for item, scores in Likelihood(decoder).scores(decoder.ask(prompts.default_prompts(some, config))):
+        answers = decoder.allowed_answers(item.question)
         assert set(scores) == set(answers) == set(letter_sets(item.question, config.generation.answer_sets))
         for letters, ids in answers.items():
             with torch.no_grad():
@@ -159,7 +160,7 @@ def test_constrained_takes_the_best_legal_token_at_each_step(model: tuple[Loaded
     for q in questions(3):
         decoder = llama.engine(loaded, config)
         (item,) = decoder.ask(prompts.default_prompts([q], config))
-        legal = list(decoder.legal_answers(q).values())
+        legal = list(decoder.allowed_answers(q).values())
         start = len(item.ids)
 
         def allowed(_: int, ids: torch.Tensor, start: int = start, legal: list[list[int]] = legal) -> list[int]:
@@ -215,7 +216,7 @@ def test_a_letter_that_starts_others_is_ended() -> None:
     """Without an end A would always win over AC."""
     config = set_generation(make_config(), answer_sets="multiple")
     loaded = llama.load(config.model)
-    legal = llama.engine(loaded, config).legal_answers(question(1))
+    legal = llama.engine(loaded, config).allowed_answers(question(1))
     for one, other in itertools.permutations(legal.values(), 2):
         assert other[: len(one)] != one
     assert all(row[-1] == loaded.tokenizer.eos_token_id for row in legal.values())
@@ -228,7 +229,8 @@ def test_prior_normalisation_takes_off_what_a_blank_question_gives(model: tuple[
     blank = replace(q, stem="…", options=dict.fromkeys(q.options, "…"))
 
     def scores(which: Question) -> dict[str, float]:
-        ((_, found),) = llama.engine(loaded, config).likelihoods(prompts.default_prompts([which], config))
+        decoder = llama.engine(loaded, config)
+        ((_, found),) = Likelihood(decoder).scores(decoder.ask(prompts.default_prompts([which], config)))
         return found
 
     mine, prior = scores(q), scores(blank)
@@ -269,7 +271,7 @@ def test_a_limit_leaves_no_half_character(monkeypatch: pytest.MonkeyPatch, ended
     part = next(token for token in range(len(loaded.tokenizer)) if loaded.tokenizer.decode([token]) == "\ufffd")
     half = [*loaded.tokenizer("答案", add_special_tokens=False)["input_ids"], part]
     new = [*half, loaded.tokenizer.eos_token_id] if ended else half
-    monkeypatch.setattr(decoder, "_generate", lambda *_, **__: [new])
+    monkeypatch.setattr(decoder, "run", lambda *_, **__: [new])
     (written,) = decoder.generate(prompts.default_prompts(questions(1), config))
     text = loaded.tokenizer.decode(half)
     assert (written.finish, written.completion_tokens) == ("stop" if ended else "length", len(new))
@@ -312,8 +314,8 @@ def test_chatglm_answers_in_all_three_ways(family: str, method: str) -> None:
         assert mode == "generate" or all(p.answer for p in found[0].values())
     decoder = chatglm.engine(loaded, config)
     lead = decoder.codec.lead
-    for item, scores in decoder.likelihoods(prompts.default_prompts(asked[:3], config)):
-        for letters, ids in decoder.legal_answers(item.question).items():
+    for item, scores in Likelihood(decoder).scores(decoder.ask(prompts.default_prompts(asked[:3], config))):
+        for letters, ids in decoder.allowed_answers(item.question).items():
             with torch.no_grad():
                 logs = torch.log_softmax(
                     tuned_model(input_ids=torch.tensor([item.ids + lead + ids])).logits[0].float(), -1
@@ -332,7 +334,7 @@ def test_nothing_behind_the_end_is_read(family: str) -> None:
     loaded = module.load(config.model)
     decoder = module.engine(loaded, config)
     rows = {item.question.id: item.ids + decoder.codec.lead for item in decoder.ask(asked)}
-    free = {key: decoder._generate([row], stopping.settings(decoder.model, decoder.tokenizer, config))[0]
+    free = {key: decoder.run([row], sampling.generation_config(decoder.model, decoder.tokenizer, config))[0]
             for key, row in rows.items()}  # fmt: skip
     end = next(iter(free.values()))[2]
     config = set_generation(config, arguments={"eos_token_id": end}, batch_size=8)
@@ -371,7 +373,7 @@ def test_only_the_recipe_decides_how_is_decoded(model: tuple[Loaded, Config]) ->
 @pytest.mark.parametrize(("style", "room"), [("answer", 32), ("answer_explain", 200), ("cmb_cot", 200), ("open", 200)])
 def test_an_explanation_has_the_room_that_it_had_in_training(style: str, room: int) -> None:
     config = make_config(prompt__style=style, prompt__max_target_length=200)
-    assert stopping.room(config) == room
+    assert sampling.default_max_new_tokens(config) == room
 
 
 def test_beam_search_with_a_prefix() -> None:
@@ -379,8 +381,8 @@ def test_beam_search_with_a_prefix() -> None:
     loaded, config = tuned("ptuning")
     decoder = llama.engine(loaded, set_generation(config, arguments={"num_beams": 3}))
     rows = [item.ids for item in decoder.ask(prompts.default_prompts(questions(3), config))]
-    settings = stopping.settings(decoder.model, decoder.tokenizer, decoder.config)
-    mine = decoder._generate(rows, settings)
+    settings = sampling.generation_config(decoder.model, decoder.tokenizer, decoder.config)
+    mine = decoder.run(rows, settings)
     ids, mask = causal.left_padded(rows, decoder.pad, torch.device("cpu"))
     plain = loaded.model.generate(input_ids=ids, attention_mask=mask, generation_config=settings)
     assert mine == plain[:, ids.shape[1] :].tolist()
@@ -405,7 +407,7 @@ def scripted(decoder: Any, texts: dict[str, str], monkeypatch: pytest.MonkeyPatc
             written.append(new)
         return written
 
-    monkeypatch.setattr(decoder, "_generate", generate)
+    monkeypatch.setattr(decoder, "run", generate)
 
 
 CHAT = (
@@ -423,7 +425,7 @@ def thinker(**changes: Any) -> Any:
 
 def test_a_thinking_budget_costs_little_however_much_was_written() -> None:
     """Rows are closed early, late, in the prompt only, or not; 16,000 tokens were 30 ms on the host at each step."""
-    budget = stopping.Budget([7, 8], width=2, thinking=16_000, writing=100)
+    budget = sampling.ThinkingBudget([7, 8], width=2, thinking=16_000, writing=100)
     ids = torch.zeros(16, 2 + 15_999, dtype=torch.long)
     ids[:, :2] = torch.tensor([7, 8])
     ids[0, 2 + 15_898 : 2 + 15_900] = ids[1, 2 + 15_897 : 2 + 15_899] = torch.tensor([7, 8])

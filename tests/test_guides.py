@@ -28,7 +28,7 @@ from cmexam_tune import __main__, config, train
 from cmexam_tune.core import jsonl
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.core.schema import Case, Prediction, Question
-from cmexam_tune.models.generation import stopping
+from cmexam_tune.models.generation import sampling
 from cmexam_tune.preprocess import preprocess
 
 SAMPLE = ROOT / "cmexam_tune" / "sample"
@@ -212,7 +212,7 @@ def test_a_config_on_a_page_can_be_read(page: Path, tmp_path: Path) -> None:
         (tmp_path / f"{number}.yaml").write_text(block.text, encoding="utf-8")
         made = config.load_config(tmp_path / f"{number}.yaml")
         if "explain" in made.prompt.style:  # room for what it asks for
-            assert stopping.room(made) == made.prompt.max_target_length
+            assert sampling.default_max_new_tokens(made) == made.prompt.max_target_length
 
 
 @pytest.mark.parametrize("program", __main__.PROGRAMS)

@@ -21,11 +21,11 @@ from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.evaluate import evaluate
 from cmexam_tune.export import export, logits
-from cmexam_tune.inference import loading
-from cmexam_tune.models import merging, precision
+from cmexam_tune.inference import loading, merging
+from cmexam_tune.models import precision
 from cmexam_tune.models.families import Loaded
 from cmexam_tune.models.families.chatglm import tiny_chatglm
-from cmexam_tune.models.generation.prefill import Reader
+from cmexam_tune.models.generation.kv_cache import PrefillScorer
 from cmexam_tune.predict import predict
 from cmexam_tune.train import train
 from cmexam_tune.training import checkpoints
@@ -202,7 +202,7 @@ def after_prompts(loaded: Loaded, config: Config, questions: Sequence[Question],
                 continue
             decoder = family.engine(loaded, config)
             ids = [item.ids + decoder.codec.lead for item in decoder.ask(prompts.default_prompts(some, config))]
-            found.append(Reader(decoder.model, ids, decoder.pad).prefill(1)[:, 0])
+            found.append(PrefillScorer(decoder.model, ids, decoder.pad).prefill(1)[:, 0])
     return torch.cat(found)
 
 

@@ -1,8 +1,10 @@
 """Imports go down the house only: a file at the top is a program, a folder is a part."""
 
 import ast
+import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -28,7 +30,10 @@ FLOORS = (
 )
 MACHINERY = ("models", "training", "inference", "interop", "cmb_clin")
 """Parts whose files may import torch; all others are read by programs that start in a moment."""
+SEAMS = ("exams", "models/families", "models/adapters", "evaluation/scorers")
 VARIANTS = {path.stem for seam in ("families", "adapters") for path in (PACKAGE / "models" / seam).iterdir()}
+SEAMS = ("exams", "models/families", "models/adapters", "evaluation/scorers")
+"""Folders of variants."""
 HEAVY = {"torch", "transformers", "peft", "deepspeed", "accelerate"}
 SLOW = HEAVY | {"datasets", "jieba", "sacrebleu", "rouge_score", "evaluate", "pandas", "openpyxl", "numpy", "scipy"}
 
@@ -72,10 +77,10 @@ def imported(path: Path, everywhere: bool = True, typing: bool = False) -> set[s
     return found
 
 
-def own(path: Path) -> set[Path]:
+def own(path: Path, typing: bool = True) -> set[Path]:
     """Return the files of this package that a file imports."""
-    found = {MODULES[name] for name in imported(path, typing=True) if name in MODULES}
-    return found - {path, PACKAGE / "__init__.py"}
+    modules = {MODULES[name] for name in imported(path, typing=typing) if name in MODULES}
+    return modules - {path, PACKAGE / "__init__.py"}
 
 
 def test_something_is_checked() -> None:
@@ -111,13 +116,68 @@ def test_imports_go_down(path: Path) -> None:
 
 
 def test_no_circles() -> None:
-    arrows = {path: own(path) for path in FILES if path != PACKAGE / "__init__.py"}
+    # A type that only checkers see may point back: nobody has to read the other file to follow the code.
+    arrows = {path: own(path, typing=False) for path in FILES if path != PACKAGE / "__init__.py"}
     # A part's face imports what it shows; a file of the part that names the part imports the face only.
     left = dict(arrows)
     while free := [path for path, to in left.items() if not to & set(left)]:
         for path in free:
             del left[path]
     assert not left, f"in circles: {sorted(name_of(path) for path in left)}"
+
+
+def is_variant(path: Path) -> bool:
+    """Whether a file belongs to a seam: it is found by its name and nobody imports it."""
+    return any(path.is_relative_to(PACKAGE / seam) for seam in SEAMS)
+
+
+def test_a_file_lives_where_it_is_used() -> None:
+    """What nothing in its own part and exactly one other part imports belongs to that part. Programs are doors."""
+    users: dict[Path, set[Path]] = {path: set() for path in FILES}
+    for path in FILES:
+        for other in own(path):
+            users.setdefault(other, set()).add(path)
+    lodgers = []
+    for path in FILES:
+        parts = {floor(user) for user in users[path]}
+        if len(parts) == 1 and not parts & {floor(path), "programs"} and not is_variant(path):
+            lodgers.append(f"{path.relative_to(PACKAGE)} is only used by {parts.pop()}/")
+    assert not lodgers
+
+
+def test_private_files_stay_in_their_part() -> None:
+    for path in FILES:
+        private = [name_of(other) for other in own(path) if other.stem.startswith("_") and other.stem != "__init__"]
+        strangers = [name for name in private if not path.is_relative_to(MODULES[name].parent)]
+        assert not strangers, f"{name_of(path)} imports {strangers}"
+
+
+def test_no_two_files_share_a_name() -> None:
+    """A traceback, a search and `from part import file` name a file by its last word."""
+    names = Counter(path.name for path in FILES if path.name != "__init__.py" and not is_variant(path))
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_parameters_are_named() -> None:
+    """A pair of unrelated things is two parameters; shapes, intervals and ranges of one kind may be tuples."""
+    pairs = []
+    for path in FILES:
+        for node in ast.walk(tree(path)):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs):
+                kinds = tuple_of(argument.annotation)
+                if len(set(kinds)) > 1:
+                    pairs.append(f"{path.relative_to(PACKAGE)}: {node.name}({argument.arg}: tuple of {kinds})")
+    assert not pairs
+
+
+def tuple_of(annotation: ast.expr | None) -> list[str]:
+    """Return the types in `tuple[A, B]`; none for anything else, `tuple[A, ...]` included."""
+    if not isinstance(annotation, ast.Subscript) or ast.unparse(annotation.value) != "tuple":
+        return []
+    kinds = [ast.unparse(kind) for kind in getattr(annotation.slice, "elts", [])]
+    return [] if "..." in kinds else kinds
 
 
 def test_programs_call_functions_not_mains() -> None:
@@ -184,3 +244,11 @@ def test_nobody_asks_for_the_name_of_a_family_or_method() -> None:
                 if literal and names & {"family", "method"}:
                     asked.append(f"{path.relative_to(PACKAGE)}:{node.lineno}: {ast.unparse(node)}")
     assert not asked
+
+
+@pytest.mark.parametrize("path", FILES, ids=NAMES)
+def test_docstrings_name_files_that_exist(path: Path) -> None:
+    """`reading.py` in a module's docstring is a file beside it, or (`prompts/order.py`) one of the package."""
+    for name in re.findall(r"`([\w/]+\.(?:py|yaml))`", ast.get_docstring(tree(path)) or ""):
+        places = [path.parent / name, PACKAGE / name, PACKAGE.parent / name]
+        assert name == "utils.py" or any(place.exists() for place in places), f"{name} is not there"  # lm-eval's

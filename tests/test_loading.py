@@ -15,8 +15,8 @@ from transformers import PreTrainedModel
 
 from cmexam_tune.core import jsonl
 from cmexam_tune.core.errors import UserError
-from cmexam_tune.inference import loading
-from cmexam_tune.models import families, merging
+from cmexam_tune.inference import loading, merging
+from cmexam_tune.models import families
 from cmexam_tune.models.families import chatglm
 from cmexam_tune.models.families.chatglm import quantization
 from cmexam_tune.train import train

@@ -8,7 +8,8 @@ import torch
 from kit import checkpoint, make_config
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from cmexam_tune.models import adapters, attention, families, merging
+from cmexam_tune.inference import merging
+from cmexam_tune.models import adapters, attention, families
 from cmexam_tune.models.families import Loaded
 from cmexam_tune.models.families.llama import Llama
 
@@ -32,7 +33,7 @@ def tuned(family: str, dtype: str = "float32", strength: float = 0.05, **more: A
 
 def logits(loaded: Loaded) -> torch.Tensor:
     ids = torch.tensor([loaded.tokenizer("答案: AC 肺炎")["input_ids"]])
-    return merging._probabilities(loaded.model, ids)
+    return merging.probabilities(loaded.model, ids)
 
 
 def whole(loaded: Loaded) -> Loaded:

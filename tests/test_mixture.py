@@ -38,7 +38,7 @@ def shown(epoch: int, world: int, seed: int = 0) -> list[int]:
     layout, mixture = Layout(8, 3, seed=seed), Mixture(SOURCES, WEIGHTS, seed)
     found = []
     for rank in range(world):
-        sampler = StepSampler(sizes, sizes, layout, rank, world, mixture)
+        sampler = StepSampler(sizes, sizes, layout, rank=rank, world=world, mixture=mixture)
         sampler.set_epoch(epoch)
         plans = [plan for (plan,) in sampler]
         assert len(plans) == len(sampler)
@@ -205,6 +205,6 @@ def test_real_explanations(tmp_path: Path) -> None:
 def test_reproduce_never_takes_raw_questions_for_clean_ones(tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text("Question,Options,Answer,Explanation\n", encoding="utf-8")
     with pytest.raises(UserError, match="cmexam-tune check"):
-        reproduce._questions(
+        reproduce.find_questions(
             "cmexam", "train", ["data/checked/train.clean.questions.jsonl"], tmp_path, tmp_path / "out"
         )

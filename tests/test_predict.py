@@ -378,7 +378,7 @@ def test_processes_share_the_questions_and_go_on_for_others(asked: Path, recipe:
     assert not [path for path in tmp_path.iterdir() if path.name.startswith("shared.part")]
     (_, said, noted), (_, silent, other) = found
     assert said.split() == [str(shared)] and silent == ""
-    assert "7 of 30 are answered already" in noted and "30 predictions" in noted
+    assert "7 of 30 are answered already" in noted and "30 questions asked" in noted
     assert "answered" not in other
     # Whoever decided it: recipe, style or program.
     decoding = json.loads(meta_path(shared).read_text(encoding="utf-8"))["result"]["decoding"]
@@ -395,7 +395,7 @@ def test_reproduce_trains_and_predicts_by_the_launcher(tmp_path: Path, monkeypat
         folder=tmp_path, entry=SimpleNamespace(trained=True, exam="cmexam"), test=tmp_path / "q.jsonl",
         config=make_config(out=str(tmp_path / "run")), ask=["generation.mode=likelihood"],
     )  # fmt: skip
-    reproduce._run(unit, "torchrun --nproc_per_node 8 -m")
+    reproduce.run_unit(unit, "torchrun --nproc_per_node 8 -m")
     launcher = ["torchrun", "--nproc_per_node", "8", "-m"]
     assert [words[:5] for words in started] == [[*launcher, f"cmexam_tune.{name}"] for name in ("train", "predict")]
     got = docs_commands.parsed(["predict", *started[1][5:]])
@@ -469,7 +469,7 @@ def test_outputs_cut_while_thinking_are_counted_apart() -> None:
 
     texts = [("<think>我想", "length"), ("<think>好</think>答案: A 因", "length"), ("<think>好</think>A", None)]
     lines = [json.dumps({"question_id": "x", "text": text, "finish": finish}).encode() for text, finish in texts]
-    counts = records._counts([records._record(line, "") for line in lines])
+    counts = records.count_ends([records.parse_record(line, "") for line in lines])
     assert (counts["records"], counts["cut"], counts["cut_thinking"]) == (3, 2, 1)
     assert "1 of them while thinking (generation.thinking_tokens)" in answering.summary(counts)
 
@@ -479,7 +479,7 @@ def test_what_was_asked_and_what_can_be_read_are_told_apart() -> None:
 
     answers = [*["A"] * 21, *[None] * 6]
     lines = [json.dumps({"question_id": "x", "text": "t", "answer": answer}).encode() for answer in answers]
-    counts = records._counts([records._record(line, "") for line in lines])
+    counts = records.count_ends([records.parse_record(line, "") for line in lines])
     said = answering.summary({**counts, "answered": 27, "seconds": 44.0})
     assert said.startswith("27 questions asked in 44 s") and said.endswith("; 21 answers readable")
     assert "readable" not in answering.summary(counts, turns=True)

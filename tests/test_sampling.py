@@ -8,9 +8,9 @@ from cmexam_tune.models.generation import sampling
 
 def draw(scores: torch.Tensor, keys: list[str], steps: int = 1, **settings: float) -> torch.Tensor:
     """Return the tokens [rows, steps] that are drawn from `scores` [vocabulary]."""
-    greedy, shaping = sampling.split(GenerationConfig(do_sample=True, **settings))  # type: ignore[no-untyped-call]
+    greedy, shaping = sampling.split_sampling(GenerationConfig(do_sample=True, **settings))  # type: ignore[no-untyped-call]
     assert shaping is not None and not greedy.do_sample
-    process = sampling.Draw(shaping, [f"5/{key}" for key in keys])
+    process = sampling.SeededSampling(shaping, [f"5/{key}" for key in keys])
     rows = scores.expand(len(keys), -1)
     ids = torch.zeros(len(keys), 1, dtype=torch.long)
     return torch.stack([process(ids, rows).argmax(-1) for _ in range(steps)], 1)  # type: ignore[arg-type]
@@ -45,4 +45,4 @@ def test_a_row_draws_the_same_in_any_batch() -> None:
 
 def test_without_sampling_nothing_changes() -> None:
     chosen = GenerationConfig(num_beams=3)  # type: ignore[no-untyped-call]
-    assert sampling.split(chosen) == (chosen, None)
+    assert sampling.split_sampling(chosen) == (chosen, None)

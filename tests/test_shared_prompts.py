@@ -13,7 +13,8 @@ from cmexam_tune.core.schema import Question, Turn
 from cmexam_tune.models import adapters, families
 from cmexam_tune.models.completion import to_prediction
 from cmexam_tune.models.families import Loaded
-from cmexam_tune.models.generation import prefill
+from cmexam_tune.models.generation import kv_cache
+from cmexam_tune.models.generation.decoder import Likelihood
 from cmexam_tune.prompts import PromptRequest, default_prompts
 
 
@@ -59,8 +60,8 @@ def test_reuse_changes_nothing(family: str, method: str, mode: str, monkeypatch:
         lambda _model, _args, kwargs: read.append(kwargs["input_ids"].numel()), with_kwargs=True
     )
     found = []
-    for shortest in (prefill.SHORTEST, 10**6):
-        monkeypatch.setattr(prefill, "SHORTEST", shortest)
+    for shortest in (kv_cache.SHORTEST, 10**6):
+        monkeypatch.setattr(kv_cache, "SHORTEST", shortest)
         before = sum(read)
         answers = {c.request.question.id: to_prediction(c) for c in module.engine(loaded, config).answer(asked)}
         found.append((answers, sum(read) - before))
@@ -76,9 +77,10 @@ def test_scores_and_beams(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = with_examples(questions(8), config)
     beams = replace(config, generation=replace(config.generation, arguments={"num_beams": 2}))
     found: list[Any] = []
-    for shortest in (prefill.SHORTEST, 10**6):
-        monkeypatch.setattr(prefill, "SHORTEST", shortest)
-        scores = {item.question.id: each for item, each in module.engine(loaded, config).likelihoods(asked)}
+    for shortest in (kv_cache.SHORTEST, 10**6):
+        monkeypatch.setattr(kv_cache, "SHORTEST", shortest)
+        decoder = module.engine(loaded, config)
+        scores = {item.question.id: each for item, each in Likelihood(decoder).scores(decoder.ask(asked))}
         texts = {c.request.question.id: c.text for c in module.engine(loaded, beams).answer(asked)}
         found.append((scores, texts))
     assert found[0][1] == found[1][1]
@@ -91,10 +93,10 @@ def test_rows_start_alike_and_apart() -> None:
     _, loaded, _ = world("llama", "full")
     ids = list(range(5, 60))
     with torch.inference_mode():
-        start = prefill.shared(loaded.model, [[*ids, 7], [*ids, 8, 9]], 0)
+        start = kv_cache.read_shared_prefix(loaded.model, [[*ids, 7], [*ids, 8, 9]], 0)
         assert start is not None and start.ids == ids
-        one = prefill.Reader(loaded.model, [[*ids, 7], [*ids, 8, 9]], 0, start).prefill(1)
-        again = prefill.Reader(loaded.model, [[*ids, 7], [*ids, 8, 9]], 0, start).prefill(1)
-        whole = prefill.Reader(loaded.model, [[*ids, 7], [*ids, 8, 9]], 0).prefill(1)
+        one = kv_cache.PrefillScorer(loaded.model, [[*ids, 7], [*ids, 8, 9]], 0, start).prefill(1)
+        again = kv_cache.PrefillScorer(loaded.model, [[*ids, 7], [*ids, 8, 9]], 0, start).prefill(1)
+        whole = kv_cache.PrefillScorer(loaded.model, [[*ids, 7], [*ids, 8, 9]], 0).prefill(1)
     assert torch.equal(one, again) and torch.allclose(one, whole, atol=1e-4)
     assert start.cache.get_seq_length() == len(ids)

@@ -14,7 +14,7 @@ from cmexam_tune import preprocess
 from cmexam_tune.core import jsonl
 from cmexam_tune.core.errors import ConfigError, DataError, UserError
 from cmexam_tune.core.schema import Question
-from cmexam_tune.exams._cells import Cells, Unreadable
+from cmexam_tune.exams import Cells, Unreadable
 
 MAP = "stem=题干,options=选项A..E,answer=正确答案"
 HEADER = ["题干", "选项A", "选项B", "选项C", "选项D", "正确答案"]

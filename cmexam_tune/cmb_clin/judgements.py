@@ -1,4 +1,4 @@
-"""What judges said about answers, and what is computed of it."""
+"""What judges said about answers, and what is computed from it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,8 @@
 """One experiment is one YAML file.
 
 In: a recipe by name or path, and `section.key=value` overrides. Out: a `Config` of frozen dataclasses. Start reading in
-`schema.py`, what an experiment can say; `loading.py` is how it is read, `installed_versions.py` which names are
+`settings.py`, what an experiment can say; `reading.py` is how it is read, `overrides.py` the command line,
+`installed_versions.py` which names are
 transformers', `describing.py` what `--help`, the reference and editors show.
 """
 

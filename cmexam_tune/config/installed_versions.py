@@ -1,6 +1,7 @@
 """Names under `training` and `generation` that are transformers' own, as its installed version has them.
 
-Types, defaults and help are read from its source, because importing it takes seconds; `schema.py` narrows some ranges.
+Types, defaults and help are read from its source, because importing it takes seconds; `settings.py` narrows some
+ranges.
 """
 
 import ast

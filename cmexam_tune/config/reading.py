@@ -1,6 +1,6 @@
 """Reads one experiment: YAML files that extend each other, then `section.key=value` overrides, then strict checks.
 
-Every problem is told at once, with 'did you mean', and laid to the file or to the overrides, whichever it comes from.
+All problems are reported at once, with 'did you mean', and attributed to the file or the override they come from.
 """
 
 import contextlib

@@ -4,6 +4,9 @@ A field's type holds its range and the string below it is its help; from there c
 docs/configuration.md and the JSON Schema. `training.arguments` holds `transformers.TrainingArguments` names,
 `tuning.settings` PEFT's and `generation.arguments` `transformers.GenerationConfig`'s, all unchanged; the sections name
 what those libraries do not have.
+
+A setting of ours is a field here; a range for a name of transformers goes into `TrainingOptions` or
+`GenerationOptions`. One that changes how fast answers come and not which ones is listed in `inference/provenance.py`.
 """
 
 import dataclasses

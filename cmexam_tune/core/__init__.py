@@ -1,5 +1,5 @@
-"""Base: what everything else stands on; standard library and PyYAML only.
+"""Base: what everything else stands on; standard library and PyYAML, on demand pydantic (`strict.py`) and openpyxl.
 
-In: files and command lines. Out: records, errors with a remedy, files that are never half-written, and the
-configuration (`config/`). Start reading in `schema.py`, the records.
+In: files and command lines. Out: records, errors with a remedy, and files that are never half-written. Start reading in
+`schema.py`, the records.
 """

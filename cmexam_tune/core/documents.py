@@ -1,4 +1,4 @@
-"""Text of others, JSON and YAML: one reader each, which gives plain values or a `DataError`, whatever it is given."""
+"""JSON and YAML written by others: one reader for each, which returns plain values or raises `DataError`."""
 
 import json
 import math

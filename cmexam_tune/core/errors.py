@@ -1,4 +1,4 @@
-"""Errors that are the caller's to mend: printed as one message without a traceback, exit status 2."""
+"""Errors that the user can fix: printed as one message without a traceback, exit status 2."""
 
 
 class UserError(Exception):

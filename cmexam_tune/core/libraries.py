@@ -1,4 +1,7 @@
-"""What a program shows: its own lines. CMEXAM_TUNE_VERBOSE=1 (`train --verbose`) shows those of the libraries too."""
+"""Silences the log lines of libraries, so that a program shows only its own.
+
+CMEXAM_TUNE_VERBOSE=1 (`train --verbose`) shows those of the libraries too.
+"""
 
 import logging
 import os

@@ -1,8 +1,9 @@
 """What is the same text, the same question and the same case, for all programs alike.
 
-Of a text width, case, white space and punctuation do not count, digits and signs do (`plain`). Two questions are the
-same where stem and options are the same texts, the options in any order (`question_text`); id, letters and answer do
-not count: of questions that are the same, answers are compared by the texts of their options (`right_texts`).
+When texts are compared, width, case, white space and punctuation are ignored; digits and signs count (`plain`). Two
+questions are the same where stem and options are the same texts, the options in any order (`question_text`); id,
+letters and answer do not count: of questions that are the same, answers are compared by the texts of their options
+(`right_texts`).
 """
 
 import re

@@ -33,7 +33,7 @@ class Progress:
     """
 
     def __init__(
-        self, what: str, unit: str, total: int | None = None, done: int = 0, shown: bool = True, patience: float = 0.0
+        self, what: str, unit: str, total: int | None = None, *, done: int = 0, shown: bool = True, patience: float = 0
     ) -> None:
         self.what, self.unit, self.total, self.done = what, unit, total, done
         self._before, self._started = done, time.monotonic()

@@ -3,6 +3,9 @@
 The rules go from what can hardly be meant otherwise to what takes more reading; the first that applies decides, also
 where it decides that nothing can be read. Precision comes first: an output that a careful reader could take for two
 answers is unreadable. How well they do is measured on a labelled table: benchmarks/answers.py.
+
+A new phrase goes into the cue that it belongs to (`_ANSWER`, `_CHOOSE`, `_RIGHT`, `_WRONG`, `_WEAK`), a new kind of
+statement is a rule in `RULES`. The readers of other published scripts are in `scorers/`.
 """
 
 import itertools

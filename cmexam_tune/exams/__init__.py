@@ -3,7 +3,8 @@
 In: raw exam files. Out: questions one by one, and what happened to rows that were not simply kept. An exam is a map of
 column names: a YAML file (`cmmlu.yaml`), or Python where there is more to say (`cmexam.py`, `cmb.py`). Start reading in
 `_fields.py`, the map and the one loop over rows; `_tables.py` reads rows of any format, `_cells.py` what is in them,
-`_sources.py` finds the files in folders, zips and on the hub.
+`_sources.py` finds the files in folders, zips and on the hub. An exam whose questions are neither rows nor flat objects
+has a `read()` of its own, see `Exam` below, here or in a module of the user's.
 """
 
 from collections.abc import Iterator, Sequence

@@ -100,7 +100,7 @@ def run_missing(
         answers = _usage_noted(file, engine.usage, records(engine, mine))
     first = list(itertools.islice(answers, 1))
     file.begin()
-    with Progress(name, "answers", len(keys), done) as progress:
+    with Progress(name, "answers", len(keys), done=done) as progress:
         for record in itertools.chain(first, answers):
             file.append(record)
             # Of several processes the first speaks for all; their shares are alike.

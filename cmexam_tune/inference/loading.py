@@ -48,7 +48,7 @@ def load(source: Source) -> Loaded:
     """
     if source.config.model.is_remote:
         return families.named(source.config.model.family).load(source.config.model)
-    from cmexam_tune.models import merging
+    from cmexam_tune.inference import merging
 
     # One whose weights merging has spoilt is read again; by then nothing holds it any more.
     return merging.merged(_read(source)) or _read(source)

@@ -155,7 +155,7 @@ class ResumableFile:
                 for number, line in enumerate(handle, 1):
                     if not line.endswith(b"\n"):
                         break  # what a killed process left half-written is answered again
-                    record = _record(line, f"{path}:{number}")
+                    record = parse_record(line, f"{path}:{number}")
                     if failed or record.finish != FAILED:
                         # A run killed while it joined the parts leaves records twice; the file comes before its parts.
                         lines.setdefault(record.question_id, line)
@@ -169,7 +169,7 @@ class ResumableFile:
     def texts(self) -> dict[str, str]:
         """Return key -> text of the records that need no answer any more."""
         lines = {} if self._fresh else self._lines()
-        return {key: _record(line, str(self.path)).text for key, line in lines.items()}
+        return {key: parse_record(line, str(self.path)).text for key, line in lines.items()}
 
     def begin(self) -> None:
         """Make the file ready: empty, or with the records that count and nothing else."""
@@ -208,7 +208,7 @@ class ResumableFile:
             lines = self._lines(failed=True)
             lines = {key: lines.pop(key) for key in order if key in lines} | lines
             self._write(lines)
-            self.result |= _counts([_record(line, str(self.path)) for line in lines.values()])
+            self.result |= count_ends([parse_record(line, str(self.path)) for line in lines.values()])
             # What failed before was asked again: all failures in the file are of this run.
             for name, value in (("answered", answered - self.result["failed"]), ("seconds", seconds)):
                 self.result[name] = self.result.get(name, 0) + value
@@ -243,7 +243,7 @@ class ResumableFile:
             handle.write("\n")
 
 
-def _counts(records: Sequence[Record]) -> dict[str, int]:
+def count_ends(records: Sequence[Record]) -> dict[str, int]:
     """Return how many records there are, hold an answer, were cut off (and while thinking), and failed."""
     ends = [record.finish for record in records]
     cut = [record for record in records if record.finish == "length"]
@@ -257,7 +257,7 @@ def _counts(records: Sequence[Record]) -> dict[str, int]:
     }
 
 
-def _record(line: bytes, where: str) -> Record:
+def parse_record(line: bytes, where: str) -> Record:
     """Return a line as a record.
 
     Raises:

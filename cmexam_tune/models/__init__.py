@@ -6,7 +6,7 @@ rows and batches of questions.
 
 Whoever asks a model makes a `prompts.PromptRequest` (the question, how it is written, earlier turns, a system text) and
 calls `family.engine(loaded, config).answer(requests)`, which yields a `Completion` for each: `completion.py`. Its
-`generate` yields free text, for who wants no exam answer; `to_prediction` makes a line of a predictions file.
+`generate` yields free text, for callers that want no exam answer; `to_prediction` makes a line of a predictions file.
 """
 
 from typing import TYPE_CHECKING, NamedTuple

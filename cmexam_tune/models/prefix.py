@@ -2,8 +2,8 @@
 
 An attention function is registered with transformers' `AttentionInterface` under `IMPLEMENTATION`. It puts the layer's
 prefix in front of keys and values and opens the mask for it. The prefix need not be in a cache, so gradient
-checkpointing, packing, beam search and ZeRO work as without it; for prediction `cache.PrefixCache` holds it all the
-same, which saves time.
+checkpointing, packing, beam search and ZeRO work as without it; for prediction `generation.kv_cache.PrefixCache` holds
+it all the same, which saves time.
 
 Layout (the same as PEFT's and as the ChatGLM authors'): the encoder returns `[n, layers * 2 * kv_heads * head_dim]`,
 viewed as `[n, 2 * layers, kv_heads, head_dim]`; entry 2i is the key of layer i, entry 2i + 1 its value.

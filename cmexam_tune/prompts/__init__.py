@@ -2,7 +2,8 @@
 
 In: a question and the section `prompt` of a config. Out: what the model reads, and what it should write. Start reading
 in `styles.py`, the words of a question; `builder.py` puts examples before them (`shots.py`) and options into another
-order (`order.py`); `chat_template.py` is what a model's own format puts around them.
+order (`order.py`); `chat_template.py` is what a model's own format puts around them, `dialogue.py` asks the
+turns of a case, `formats.py` has other tools' keys.
 """
 
 from cmexam_tune.prompts.builder import (

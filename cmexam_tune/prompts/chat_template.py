@@ -3,7 +3,8 @@
 A model brings a Jinja chat template of its own, or was tuned inside one of the published wrappers below. Their strings
 are part of the published protocols (CMB-Exam's released workers, Stanford Alpaca, Vicuna v1.1, the CMExam repository's
 `med_template`) and are kept to the character. Both kinds are a `ChatTemplate`, and `ChatTemplate.render` is the one
-place where a conversation is wrapped: for training, prediction, chat, the server and exports.
+place where a conversation is wrapped: for training, prediction, chat, the server and exports. A new wrapper is one row
+of `_WRAPPERS`; its key is what `prompt.template` names.
 """
 
 import contextlib

@@ -1,4 +1,7 @@
-"""What is suspicious in one question, whatever else is in its file."""
+"""What is suspicious in one question, whatever else is in its file.
+
+Here and not in `quality/`, because `order.py` has to know which questions survive another order of their options.
+"""
 
 import re
 import unicodedata

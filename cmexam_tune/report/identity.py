@@ -1,4 +1,4 @@
-"""Whom a report is about and where its numbers come from, without the folders of the machine that wrote it."""
+"""Which run a report is about and where its numbers come from, without the folders of the machine that wrote it."""
 
 import platform
 import re

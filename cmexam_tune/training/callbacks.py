@@ -80,7 +80,9 @@ class Screen(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin at the step that is resumed from."""
         self._started, self._tokens = time.monotonic(), self.trainer.tokens_done
-        self._progress = Progress("train", "steps", state.max_steps, state.global_step, not args.disable_tqdm)
+        self._progress = Progress(
+            "train", "steps", state.max_steps, done=state.global_step, shown=not args.disable_tqdm
+        )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Count the step."""

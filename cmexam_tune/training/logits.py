@@ -1,4 +1,7 @@
-"""Logits only where there is a label, and a loss that is the mean over all labels of an optimizer step."""
+"""Logits only where there is a label, and the cross-entropy summed over those labels.
+
+`trainer.ExamTrainer.loss_of` divides the sum by the labels of the whole optimizer step.
+"""
 
 from typing import Any
 

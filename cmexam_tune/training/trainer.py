@@ -1,4 +1,6 @@
-"""`ExamTrainer`: transformers' Trainer with whole optimizer steps, exact loss weighting, guards and exam accuracy.
+"""`ExamTrainer`: transformers' Trainer with whole optimizer steps, exact loss weighting, guards, exam accuracy.
+
+In `loss_of` every label of a step weighs the same, whichever process and micro-batch holds it.
 
 Four private methods of the Trainer are overridden; `tests/test_canaries.py` names them, and what else training relies
 on inside of transformers, accelerate and DeepSpeed, and fails when a new version changes one.

@@ -1,4 +1,4 @@
 """The original CMExam repository's command lines.
 
-In: their flags. Out: the command lines of this project that do the same. Start reading in `translation.py`.
+In: their flags. Out: the command lines of this project that do the same. Start reading in `cmexam_repo.py`.
 """

@@ -9,7 +9,7 @@ from cmexam_tune.config import Config
 from cmexam_tune.interop.exporting.saved_files import prompt_codec
 from cmexam_tune.models import families, layouts
 from cmexam_tune.models.families import Loaded
-from cmexam_tune.models.generation import stopping
+from cmexam_tune.models.generation import sampling
 from cmexam_tune.prompts import Dialogue
 
 PROMPT, SYSTEM = "{{ .Prompt }}", "{{ .System }}"
@@ -66,8 +66,8 @@ def written(config: Config, loaded: Loaded) -> Modelfile | str | None:
 
 def _numbers(config: Config, loaded: Loaded) -> list[tuple[str, str | float]]:
     """Return decoding as `predict` does it: else Ollama samples, and older ones punish repetition."""
-    chosen = stopping.settings(loaded.model, loaded.tokenizer, config)
-    most = int(chosen.max_new_tokens or stopping.room(config)) + config.generation.thinking_tokens
+    chosen = sampling.generation_config(loaded.model, loaded.tokenizer, config)
+    most = int(chosen.max_new_tokens or sampling.default_max_new_tokens(config)) + config.generation.thinking_tokens
     parameters: list[tuple[str, str | float]] = [
         ("num_predict", most),
         ("num_ctx", config.prompt.max_source_length + most),

@@ -4,7 +4,7 @@ In: a loaded model. Out: the same with something to train, and its adapter on di
 then `lora.py`.
 
 Whatever differs between methods is an attribute or a method of theirs: nobody outside a method's file asks for its
-name, so that a method of a user's own gets the right behaviour everywhere.
+name, so that a user's own method gets the right behaviour everywhere.
 """
 
 import math

@@ -4,7 +4,7 @@ In: a checkpoint, then questions. Out: token rows to train on, and predictions. 
 `llama.py`; what families share is in `cmexam_tune.models`.
 
 Whatever differs between families is an attribute or a method of theirs: nobody outside a family's file asks for its
-name, so that a family of a user's own gets the right behaviour everywhere.
+name, so that a user's own family gets the right behaviour everywhere.
 """
 
 from abc import ABC, abstractmethod

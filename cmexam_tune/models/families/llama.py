@@ -1,4 +1,4 @@
-"""Decoders that transformers loads by itself: LLaMA, Alpaca, Vicuna, Huatuo, Qwen, Baichuan2, InternLM2, GLM-4, ..."""
+"""Decoders laid out like LLaMA: what transformers loads by itself (LLaMA, Alpaca, Vicuna, Huatuo, Qwen, GLM-4, ...)."""
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,17 +1,15 @@
-"""Three ways in which a decoder answers: free text, only legal answers, the most probable legal answer."""
+"""A local model that writes or chooses: how it is asked, and the three modes in which it answers."""
 
 import bisect
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import torch
 from peft import PeftModel
-from transformers import (
-    GenerationConfig,
-    LogitsProcessorList,
-    StoppingCriteriaList,
-)
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 
 from cmexam_tune import prompts
@@ -19,35 +17,42 @@ from cmexam_tune.config import Config
 from cmexam_tune.core import cli
 from cmexam_tune.core.errors import ConfigError, UserError, first_line
 from cmexam_tune.core.schema import Question
-from cmexam_tune.evaluation.answer_parsing import (
-    HALF,
-    THINK,
-    THOUGHT,
-    letter_sets,
-)
+from cmexam_tune.evaluation.answer_parsing import HALF, THINK, THOUGHT, letter_sets
 from cmexam_tune.models import Loaded, features
 from cmexam_tune.models.causal import Codec, left_padded
 from cmexam_tune.models.completion import Completion, windows
 from cmexam_tune.models.features import Ids
-from cmexam_tune.models.generation import (
-    allowed_answers,
-    kv_cache,
-    sampling,
-    stopping,
-)
-from cmexam_tune.models.generation.items import (
-    Batch,
-    Item,
-    Reading,
-    batches,
-)
-from cmexam_tune.models.generation.prefill import Reader, Start
+from cmexam_tune.models.generation import kv_cache, sampling
+from cmexam_tune.models.generation.allowed_answers import AnswerComplete, AnswerTrie
+from cmexam_tune.models.generation.kv_cache import PrefillScorer, SharedPrefix
 from cmexam_tune.models.generation.streaming import RowOptions, Watching, within
 from cmexam_tune.models.precision import inference
 from cmexam_tune.prompts import Dialogue, PromptRequest
 
 BLANK = "…"
 """Stands for stem and options in the prompt that prior normalisation compares with."""
+FEW = 4
+"""Requests from which on it is worth to read apart what their prompts begin with."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """A request, and its prompt as ids."""
+
+    request: PromptRequest
+    ids: Ids
+
+    @property
+    def question(self) -> Question:
+        """The question, whole, however much of it the prompt holds."""
+        return self.request.question
+
+
+class Batch(NamedTuple):
+    """Requests that are answered together, and what their prompts begin with if that was read already."""
+
+    items: list[Item]
+    start: SharedPrefix | None
 
 
 class Decoder:
@@ -61,55 +66,51 @@ class Decoder:
         # transformers' model itself; PEFT's layers stay inside it.
         self.model: Any = loaded.model.get_base_model() if isinstance(loaded.model, PeftModel) else loaded.model
         self.pad = int(self.tokenizer.pad_token_id or 0)
+        self.mode: Mode = MODES[config.generation.mode](self)
         self.stopping: list[Any] = []
         """More of transformers' stopping criteria, for `generate`."""
         self.row_options: dict[str, RowOptions] = {}
         """Id of a question -> what `generate` does for it alone."""
-        self._halvings = 0
-        self._priors: dict[str, dict[str, float]] = {}
         self._examples: dict[Any, int] = {}
+        self._halvings = 0
 
     def effective_generation_config(self) -> dict[str, Any]:
         """Return how answers are made, whatever decided it, as JSON holds it: for the note beside the predictions."""
-        effective = {
+        return {
             "dtype": str(self.model.dtype).removeprefix("torch."),
             "attention": self.model.config._attn_implementation,
             "lora_merged": not any(".lora_A." in name for name, _ in self.model.named_parameters()),
             "stop": list(self.codec.stop),
+            **self.mode.settings(),
         }
-        if self.config.generation.mode != "generate":
-            return effective
-        chosen = stopping.settings(self.model, self.tokenizer, self.config).to_diff_dict()
-        return {**effective, **{key: value for key, value in chosen.items() if key != "transformers_version"}}
 
     def answer(self, requests: Sequence[PromptRequest]) -> Iterator[Completion]:
-        """Yield a completion for each request in the way that `generation.mode` names, longest prompts first.
+        """Yield a completion for each request in the way that `generation.mode` names, longest of a window first.
 
         Raises:
             ConfigError: a mode that needs letters with a style that writes none, or unusable generation settings.
         """
-        modes = {"generate": self._written, "constrained": self._constrained, "likelihood": self._most_probable}
-        mode = modes[self.config.generation.mode]
-        for window in windows(requests, self.config.generation.batch_size):
-            yield from self._within_memory(mode, window)
+        return self._in_mode(self.mode, requests)
 
     def generate(self, requests: Sequence[PromptRequest]) -> Iterator[Completion]:
         """Let the model write, up to its EOS, a stop text of the template or of the row, or `max_new_tokens`."""
-        return self._within_memory(self._written, requests)
+        return self._in_mode(FreeText(self), requests)
+
+    def _in_mode(self, mode: "Mode", requests: Sequence[PromptRequest]) -> Iterator[Completion]:
+        for window in windows(requests, self.config.generation.batch_size):
+            yield from self._within_memory(mode, window)
 
     @property
     def batch_size(self) -> int:
         """Prompts that are answered together: `generation.batch_size`, halved each time it did not fit the card."""
         return max(self.config.generation.batch_size >> self._halvings, 1)
 
-    def _within_memory(
-        self, mode: Callable[[Sequence[PromptRequest]], Iterator[Completion]], requests: Sequence[PromptRequest]
-    ) -> Iterator[Completion]:
+    def _within_memory(self, mode: "Mode", requests: Sequence[PromptRequest]) -> Iterator[Completion]:
         """Yield what `mode` makes of requests; those of a batch that the card cannot hold are asked in smaller ones."""
         missing = {request.question.id: request for request in requests}
         while True:
             try:
-                for completion in mode(list(missing.values())):
+                for completion in mode.completions(self.ask(list(missing.values()))):
                     del missing[completion.request.question.id]
                     yield completion
                 return
@@ -139,34 +140,30 @@ class Decoder:
         self._halvings += 1
         cli.note(f"note: {size} prompts at once do not fit the card; going on with generation.batch_size={size // 2}")
 
-    def _constrained(self, requests: Sequence[PromptRequest]) -> Iterator[Completion]:
-        for item, letters in self.constrained(requests):
-            yield self._chosen(item, letters)
-
-    def _most_probable(self, requests: Sequence[PromptRequest]) -> Iterator[Completion]:
-        for item, scores in self._normalised(requests):
-            yield self._chosen(item, max(scores, key=scores.__getitem__))
-
     def ask(self, requests: Sequence[PromptRequest]) -> list[Item]:
         """Return the prompts as ids, their stems cut to `prompt.max_source_length`, which examples are not counted in.
 
         A question whose options alone exceed the limit is asked all the same, without its stem: nothing is left out.
         """
-        by_id = {item.question.id: item for item in requests}
+        by_id = {request.question.id: request for request in requests}
         system = self.config.prompt.system
 
-        def tokenize(some: list[Question]) -> list[tuple[Ids, int]]:
-            dialogues = [by_id[question.id].dialogue(question) for question in some]
+        def tokenize(questions: list[Question]) -> list[tuple[Ids, int]]:
+            """Return prompts, and how many of their tokens the limit counts."""
+            dialogues = [by_id[question.id].dialogue(question) for question in questions]
             dialogues = [d if d.system is not None else d._replace(system=system) for d in dialogues]
             rows = self.codec.sources(dialogues)
-            return [(row, len(row) - self._of_examples(d)) for row, d in zip(rows, dialogues, strict=True)]
+            return [(row, len(row) - self._example_tokens(d)) for row, d in zip(rows, dialogues, strict=True)]
 
         sources = features.fit_stems(
-            [item.question for item in requests], tokenize, self.config.prompt.max_source_length, lambda sized: sized[1]
+            [request.question for request in requests],
+            tokenize,
+            self.config.prompt.max_source_length,
+            lambda sized: sized[1],
         )
-        return [Item(item, ids) for item, (ids, _) in zip(requests, sources.ids, strict=True)]
+        return [Item(request, ids) for request, (ids, _) in zip(requests, sources.ids, strict=True)]
 
-    def _of_examples(self, dialogue: Dialogue) -> int:
+    def _example_tokens(self, dialogue: Dialogue) -> int:
         """Return how many tokens of a prompt are its examples.
 
         Raises:
@@ -178,9 +175,8 @@ class Decoder:
         if key not in self._examples:
             whole, bare = self.codec.sources([dialogue, dialogue._replace(examples=())])
             self._examples[key] = len(whole) - len(bare)
-            positions, needed = getattr(self.model.config, "max_position_embeddings", None), len(whole)
-            if self.config.generation.mode == "generate":
-                needed += self.config.generation.arguments.get("max_new_tokens", stopping.room(self.config))
+            positions = getattr(self.model.config, "max_position_embeddings", None)
+            needed = len(whole) + self.mode.new_tokens()
             if positions is not None and needed > positions:
                 raise ConfigError(
                     f"prompt.shots={self.config.prompt.shots}: a prompt with its answer takes {needed} tokens, this "
@@ -188,112 +184,63 @@ class Decoder:
                 )
         return self._examples[key]
 
-    def _written(self, requests: Sequence[PromptRequest]) -> Iterator[Completion]:
-        chosen, shaping = sampling.split(stopping.settings(self.model, self.tokenizer, self.config))
-        ends = stopping.end_ids(chosen)
-        for batch in self._batches(self.ask(requests)):
-            rows = [item.ids + self.codec.lead for item in batch.items]
-            width = max(len(row) for row in rows)
-            options = [self.row_options.get(item.question.id, RowOptions()) for item in batch.items]
-            stops = [(*self.codec.stop, *row.stop) for row in options]
-            watching = Watching(options, width, lambda ids: self._text(ids, ends), self._spell)
-            criteria: list[Any] = [*self.stopping, *self._criteria(stops, width, chosen)]
-            processors: list[Any] = []
-            if (chosen.num_beams or 1) == 1:  # with beams there are more rows than prompts
-                criteria.append(watching.after)
-                # In front of `Draw`, which leaves one token and nothing of the distribution.
-                processors.append(watching.before)
-            if shaping is not None:
-                processors.append(sampling.Draw(shaping, self._seeds(batch.items, options)))
-            new = self._generate(rows, chosen, batch.start, logits_processor=processors, stopping_criteria=criteria)
-            for i, (item, ids) in enumerate(zip(batch.items, new, strict=True)):
-                end, text = stopping.end_of(ids, ends), self._text(ids, ends)
-                cut = stopping.first_stop(text, stops[i])
-                count = len(ids) if end is None else end + 1
-                if cut is not None:
-                    # Behind its stop text a row holds padding until the longest row of the batch has ended.
-                    count = self._length_to_stop(ids[:count], stops[i], ends)
-                finish: Literal["stop", "length"] = "length" if end is None and cut is None else "stop"
-                if finish == "length":
-                    # The limit counts tokens, of which a character may need several; vLLM and llama.cpp drop it too.
-                    text = text.rstrip(HALF)
-                yield Completion(
-                    item.request,
-                    text[:cut],
-                    finish,
-                    prompt_tokens=len(rows[i]),
-                    completion_tokens=count,
-                    logprobs=within(watching.tokens[i][:end], cut),
-                )
+    def batches(self, items: Sequence[Item], key: Callable[[Item], Any] = lambda item: 0) -> Iterator[Batch]:
+        """Yield batches of similar length, the longest first so that memory runs out at once or never.
 
-    def _seeds(self, items: Sequence[Item], options: Sequence[RowOptions]) -> list[str]:
-        """Return what the random numbers of each row start from."""
-        common = self.config.generation.seed
-        return [
-            f"{common}/{item.question.id}" if row.seed is None else str(row.seed)
-            for item, row in zip(items, options, strict=True)
-        ]
-
-    def _length_to_stop(self, ids: Ids, stops: Sequence[str], ends: set[int]) -> int:
-        """Return how many of a row's tokens there are up to the one that completes its first stop text."""
-
-        def stopped(count: int) -> bool:
-            return stopping.first_stop(self._text(ids[:count], ends), stops) is not None
-
-        return bisect.bisect_left(range(len(ids)), True, key=stopped)
-
-    def _text(self, ids: Ids, ends: set[int]) -> str:
-        ids = ids[: stopping.end_of(ids, ends)]
-        text = self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        return THINK * self.codec.thinks + str(text)
-
-    def _spell(self, token: int) -> str:
-        return str(self.tokenizer.decode([token]))
-
-    def _criteria(self, stops: Sequence[Sequence[str]], width: int, chosen: GenerationConfig) -> list[Any]:
-        """Return what ends rows beside EOS: their stop texts; and thinking, for which `chosen` gets the room."""
-        criteria: list[Any] = [stopping.StopText(self.tokenizer, stops, width)] if any(stops) else []
-        if thinking := self.config.generation.thinking_tokens:
-            end: Ids = self.tokenizer(THOUGHT, add_special_tokens=False)["input_ids"]
-            most = stopping.settings(self.model, self.tokenizer, self.config).max_new_tokens
-            criteria.append(stopping.Budget(end, width, thinking, most))
-            chosen.max_new_tokens = thinking + len(end) + most
-        return criteria
-
-    def constrained(self, requests: Sequence[PromptRequest]) -> Iterator[tuple[Item, str]]:
-        """Let the model write only legal answers: the style's words, then letters of the question in order."""
-        for batch, leads, roots in self._trees(self.ask(requests)):
-            rows = [item.ids + self.codec.lead + lead for item, lead in zip(batch.items, leads, strict=True)]
-            width = max(len(row) for row in rows)
-            chosen = GenerationConfig(
-                do_sample=False, use_cache=True, max_new_tokens=max(root.depth for root in roots), pad_token_id=self.pad
-            )  # type: ignore[no-untyped-call]
-            new = self._generate(
-                rows,
-                chosen,
-                batch.start,
-                logits_processor=[stopping.OnlyLegal(roots, width)],
-                stopping_criteria=[stopping.AtLeaf(roots, width)],
-            )
-            for item, root, ids in zip(batch.items, roots, new, strict=True):
-                yield item, str(allowed_answers.walk(root, ids).letters)
-
-    def likelihoods(
-        self, requests: Sequence[PromptRequest], whole: bool = True
-    ) -> Iterator[tuple[Item, dict[str, float]]]:
-        """Yield each question with the log-probability of each of its legal answers, summed over the answer's tokens.
-
-        Without `whole` the tokens that all answers of a question start with are left out of the sums, which saves the
-        output layer at these tokens.
+        Requests with the same examples stand together: their beginning is read once. Those of equal `key` do too.
         """
-        for reading in self._readings(self.ask(requests), whole):
-            with inference(self.model):
-                scores = allowed_answers.totals(reading.reader, reading.roots, reading.after)
-            for item, start, rest in zip(reading.items, reading.lead, scores, strict=True):
-                yield item, {letters: start + value for letters, value in rest.items()}
+        groups: dict[Any, list[Item]] = {}
+        for item in items:
+            groups.setdefault((item.request.system, item.request.examples), []).append(item)
+        rest = [item for group in groups.values() if len(group) < FEW for item in group]
+        large = [group for group in groups.values() if len(group) >= FEW] + [rest] * bool(rest)
+        size = self.batch_size
+        for group in sorted(large, key=lambda group: -max(len(item.ids) for item in group)):
+            start = None
+            if group is not rest:
+                with inference(self.model):
+                    start = kv_cache.read_shared_prefix(self.model, [item.ids for item in group], self.pad)
+            order = sorted(group, key=lambda item: (key(item), -len(item.ids)))
+            for first in range(0, len(order), size):
+                yield Batch(order[first : first + size], start)
 
-    def legal_answers(self, question: Question) -> dict[str, Ids]:
-        """Return letters -> ids of each legal answer, as the style starts its completion.
+    def run(
+        self,
+        rows: Sequence[Ids],
+        chosen: GenerationConfig,
+        start: SharedPrefix | None = None,
+        *,
+        logits_processor: Sequence[Any] = (),
+        stopping_criteria: Sequence[Any] = (),
+        allowed_tokens: Callable[[int, torch.Tensor], list[int]] | None = None,
+    ) -> list[Ids]:
+        """Return what transformers' `generate` adds to each row, padding behind its end included.
+
+        While it writes, the checkpoint's own generation settings are put away: transformers would take from them
+        whatever `chosen` leaves open.
+        """
+        ids, mask = left_padded(rows, self.pad, self.model.device, start.ids if start else ())
+        own, self.model.generation_config = self.model.generation_config, chosen
+        try:
+            with inference(self.model):
+                # `generate` repeats ids and mask for every beam, but not a cache that it is handed.
+                past = start.rows(len(rows) * int(chosen.num_beams or 1)) if start else kv_cache.empty(self.model)
+                out = self.model.generate(
+                    input_ids=ids,
+                    attention_mask=mask,
+                    generation_config=chosen,
+                    past_key_values=past if chosen.use_cache else None,
+                    logits_processor=LogitsProcessorList([sampling.RefuseNaN(ids.shape[1]), *logits_processor]),
+                    stopping_criteria=StoppingCriteriaList(stopping_criteria),
+                    prefix_allowed_tokens_fn=allowed_tokens,
+                )
+        finally:
+            self.model.generation_config = own
+        new: list[Ids] = out[:, ids.shape[1] :].tolist()
+        return new
+
+    def allowed_answers(self, question: Question) -> dict[str, Ids]:
+        """Return letters -> ids of each allowed answer, as the style starts its completion.
 
         Where sets of several letters compete, what ends the letters (the style's next words, or EOS) belongs to the
         answer: otherwise A would always be at least as probable as AC.
@@ -304,99 +251,246 @@ class Decoder:
         style = prompts.resolve_style(self.config.prompt)
         sets = letter_sets(question, self.config.generation.answer_sets)
         heads = [prompts.answer_head(question, letters, style) for letters in sets]
-        has_sets = len(sets) > len(question.options)
+        several = len(sets) > len(question.options)
         after, field, _ = style.write.partition("{letters}")[2].partition("{")
-        texts = [head + after for head in heads] if has_sets else heads
+        texts = [head + after for head in heads] if several else heads
         front = len(self.codec.lead)
         ids = self.codec.targets(texts)
-        ends = has_sets and not field
+        ends = several and not field
         return {letters: row[front:] if ends else row[front:-1] for letters, row in zip(sets, ids, strict=True)}
 
-    def _chosen(self, item: Item, letters: str) -> Completion:
-        text = prompts.answer_head(item.question, letters, prompts.resolve_style(self.config.prompt))
-        return Completion(item.request, text, None, letters)
+    def text(self, ids: Ids, ends: set[int]) -> str:
+        """Return what a row says up to the first of `ends`."""
+        ids = ids[: sampling.end_of(ids, ends)]
+        text = self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return THINK * self.codec.thinks + str(text)
 
-    def _normalised(self, requests: Sequence[PromptRequest]) -> Iterator[tuple[Item, dict[str, float]]]:
-        """Yield the scores by which answers are chosen."""
-        by_prior, by_length = (
-            self.config.generation.prior_normalization,
-            self.config.generation.length_normalization,
-        )
+
+class Mode(ABC):
+    """A way of answering: what it needs, and what it returns."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.decoder = decoder
+
+    def new_tokens(self) -> int:
+        """Return for how many tokens the model needs positions behind a prompt, where that matters."""
+        return 0
+
+    def settings(self) -> dict[str, Any]:
+        """Return how is decoded, beyond what all modes share."""
+        return {}
+
+    @abstractmethod
+    def completions(self, items: Sequence[Item]) -> Iterator[Completion]:
+        """Yield a completion for each item of a window."""
+
+
+class FreeText(Mode):
+    """generate: the model writes what it likes, and the answer is read out of its text."""
+
+    def new_tokens(self) -> int:
+        """Return how long a text may be."""
+        config = self.decoder.config
+        return int(config.generation.arguments.get("max_new_tokens", sampling.default_max_new_tokens(config)))
+
+    def settings(self) -> dict[str, Any]:
+        """Return what differs from transformers' defaults."""
+        changed = self._generation_config().to_diff_dict()
+        return {key: value for key, value in changed.items() if key != "transformers_version"}
+
+    def _generation_config(self) -> GenerationConfig:
+        return sampling.generation_config(self.decoder.model, self.decoder.tokenizer, self.decoder.config)
+
+    def completions(self, items: Sequence[Item]) -> Iterator[Completion]:
+        """Yield a text for each item."""
+        chosen, shaping = sampling.split_sampling(self._generation_config())
+        thinking = self.decoder.config.generation.thinking_tokens
+        budget: partial[sampling.ThinkingBudget] | None = None
+        if thinking:
+            end: Ids = self.decoder.tokenizer(THOUGHT, add_special_tokens=False)["input_ids"]
+            budget = partial(sampling.ThinkingBudget, end, thinking, chosen.max_new_tokens)
+            # Each row ends by its own budget; the longest possible one holds both and `</think>` between them.
+            chosen.max_new_tokens = thinking + len(end) + chosen.max_new_tokens
+        for batch in self.decoder.batches(items):
+            yield from self._write(batch, chosen, shaping, budget)
+
+    def _write(
+        self,
+        batch: Batch,
+        chosen: GenerationConfig,
+        shaping: LogitsProcessorList | None,
+        budget: "partial[sampling.ThinkingBudget] | None",
+    ) -> Iterator[Completion]:
+        decoder, ends = self.decoder, sampling.end_ids(chosen)
+        rows = [item.ids + decoder.codec.lead for item in batch.items]
+        width = max(len(row) for row in rows)
+        options = [decoder.row_options.get(item.question.id, RowOptions()) for item in batch.items]
+        stops = [(*decoder.codec.stop, *row.stop) for row in options]
+        watching = Watching(options, width, lambda ids: decoder.text(ids, ends), self._spell)
+        criteria: list[Any] = list(decoder.stopping)
+        processors: list[Any] = []
+        if any(stops):
+            criteria.append(sampling.StopText(decoder.tokenizer, stops, width))
+        if budget is not None:
+            criteria.append(budget(width=width))
+        if (chosen.num_beams or 1) == 1:  # with beams there are more rows than prompts
+            criteria.append(watching.after)
+            # In front of `SeededSampling`, which leaves one token and nothing of the distribution.
+            processors.append(watching.before)
+        if shaping is not None:
+            processors.append(sampling.SeededSampling(shaping, self._seeds(batch.items, options)))
+        with sampling.rare_settings_blamed(decoder.config):
+            new = decoder.run(rows, chosen, batch.start, logits_processor=processors, stopping_criteria=criteria)
+        for i, (item, ids) in enumerate(zip(batch.items, new, strict=True)):
+            end, text = sampling.end_of(ids, ends), decoder.text(ids, ends)
+            cut = sampling.first_stop(text, stops[i])
+            count = len(ids) if end is None else end + 1
+            if cut is not None:
+                # Behind its stop text a row holds padding until the longest row of the batch has ended.
+                count = self._length_to_stop(ids[:count], stops[i], ends)
+            finish: Literal["stop", "length"] = "length" if end is None and cut is None else "stop"
+            if finish == "length":
+                # The limit counts tokens, of which a character may need several; vLLM and llama.cpp drop it too.
+                text = text.rstrip(HALF)
+            yield Completion(
+                item.request,
+                text[:cut],
+                finish,
+                prompt_tokens=len(rows[i]),
+                completion_tokens=count,
+                logprobs=within(watching.tokens[i][:end], cut),
+            )
+
+    def _seeds(self, items: Sequence[Item], options: Sequence[RowOptions]) -> list[str]:
+        """Return what the random numbers of each row start from."""
+        common = self.decoder.config.generation.seed
+        return [
+            f"{common}/{item.question.id}" if row.seed is None else str(row.seed)
+            for item, row in zip(items, options, strict=True)
+        ]
+
+    def _length_to_stop(self, ids: Ids, stops: Sequence[str], ends: set[int]) -> int:
+        """Return how many of a row's tokens there are up to the one that completes its first stop text."""
+
+        def stopped(count: int) -> bool:
+            return sampling.first_stop(self.decoder.text(ids[:count], ends), stops) is not None
+
+        return bisect.bisect_left(range(len(ids)), True, key=stopped)
+
+    def _spell(self, token: int) -> str:
+        return str(self.decoder.tokenizer.decode([token]))
+
+
+class Choice(Mode):
+    """A way of answering in which only allowed answers can come out."""
+
+    def completion(self, item: Item, letters: str) -> Completion:
+        """Return the completion that a choice is, in the style's words."""
+        style = prompts.resolve_style(self.decoder.config.prompt)
+        return Completion(item.request, prompts.answer_head(item.question, letters, style), None, letters)
+
+    def batches(self, items: Sequence[Item]) -> Iterator[tuple[Batch, list[Ids], list[AnswerTrie]]]:
+        """Yield batches with what all allowed answers of each row start with, and the tree of the rest of them."""
+        tries: dict[str, tuple[Ids, AnswerTrie]] = {}
+
+        def kind(item: Item) -> str:
+            """Questions with the same key have the same allowed answers."""
+            return " ".join(letter_sets(item.question, self.decoder.config.generation.answer_sets))
+
+        for item in items:
+            if (key := kind(item)) not in tries:
+                tries[key] = AnswerTrie.of(self.decoder.allowed_answers(item.question))
+        for batch in self.decoder.batches(items, kind):
+            starts, roots = zip(*(tries[kind(item)] for item in batch.items), strict=True)
+            yield batch, list(starts), list(roots)
+
+    def rows(self, batch: Batch, starts: Sequence[Ids]) -> list[Ids]:
+        """Return the prompts with the beginning that all answers share behind them."""
+        lead = self.decoder.codec.lead
+        return [item.ids + lead + start for item, start in zip(batch.items, starts, strict=True)]
+
+
+class Constrained(Choice):
+    """constrained: the model writes token by token, and of all tokens only those that lead to an allowed answer."""
+
+    def completions(self, items: Sequence[Item]) -> Iterator[Completion]:
+        """Yield a choice for each item."""
+        for batch, starts, tries in self.batches(items):
+            rows = self.rows(batch, starts)
+            width = max(len(row) for row in rows)
+            chosen = GenerationConfig(
+                do_sample=False,
+                use_cache=True,
+                max_new_tokens=max(trie.depth for trie in tries),
+                pad_token_id=self.decoder.pad,
+            )  # type: ignore[no-untyped-call]
+            new = self.decoder.run(
+                rows,
+                chosen,
+                batch.start,
+                allowed_tokens=partial(self._allowed_tokens, tries, width),
+                stopping_criteria=[AnswerComplete(tries, width)],
+            )
+            for item, trie, ids in zip(batch.items, tries, new, strict=True):
+                yield self.completion(item, str(trie.walk(ids).letters))
+
+    def _allowed_tokens(self, tries: Sequence[AnswerTrie], width: int, row: int, ids: torch.Tensor) -> list[int]:
+        """Return what may follow on the ids [prompt + new] of a row; behind a whole answer stands padding."""
+        return list(tries[row].walk(ids[width:].tolist()).children) or [self.decoder.pad]
+
+
+class Likelihood(Choice):
+    """likelihood: the most probable of all allowed answers."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        """Bind; nothing is computed."""
+        super().__init__(decoder)
+        self._priors: dict[str, dict[str, float]] = {}
+
+    def completions(self, items: Sequence[Item]) -> Iterator[Completion]:
+        """Yield a choice for each item."""
+        generation = self.decoder.config.generation
         # What all answers start with matters only to sums that are divided or compared with another prompt's.
-        for item, scores in self.likelihoods(requests, whole=by_prior or by_length):
-            if by_prior:
+        whole = generation.prior_normalization or generation.length_normalization
+        for item, scores in self.scores(items, whole=whole):
+            if generation.prior_normalization:
                 prior = self._prior(item.request)
                 scores = {letters: value - prior[letters] for letters, value in scores.items()}
-            if by_length:
-                ids = self.legal_answers(item.question)
+            if generation.length_normalization:
+                ids = self.decoder.allowed_answers(item.question)
                 scores = {letters: value / len(ids[letters]) for letters, value in scores.items()}
-            yield item, scores
+            yield self.completion(item, max(scores, key=scores.__getitem__))
+
+    def scores(self, items: Sequence[Item], *, whole: bool = True) -> Iterator[tuple[Item, dict[str, float]]]:
+        """Yield each item with the log-probability of each of its allowed answers, summed over the answer's tokens.
+
+        Without `whole` the tokens that all answers of a question start with are left out of the sums, which saves the
+        output layer at these tokens.
+        """
+        model = self.decoder.model
+        for batch, starts, tries in self.batches(items):
+            with inference(model):
+                scorer = PrefillScorer(model, self.rows(batch, starts), self.decoder.pad, batch.start)
+                logs = scorer.prefill(max(len(start) for start in starts) + 1 if whole else 1)
+                rests = scorer.answer_scores(tries, logs[:, -1])
+            for item, start, row, rest in zip(batch.items, starts, logs, rests, strict=True):
+                common = 0.0
+                if whole:
+                    # `logs` end behind the prompt; the place before a token says how probable it was.
+                    first = len(row) - 1 - len(start)
+                    common = sum(float(row[first + i, token]) for i, token in enumerate(start))
+                yield item, {letters: common + value for letters, value in rest.items()}
 
     def _prior(self, request: PromptRequest) -> dict[str, float]:
         """Return the log-probabilities of the answers when stem and options are blank (Zhao et al. 2021)."""
         question = request.question
         blank = replace(question, stem=BLANK, options=dict.fromkeys(question.options, BLANK))
-        # The kind decides which sets of letters are legal, and a prompt need not show it.
+        # The kind decides which sets of letters are allowed, and a prompt need not show it.
         key = f"{request.dialogue(blank)}{question.kind}"
         if key not in self._priors:
-            ((_, self._priors[key]),) = self.likelihoods([replace(request, question=blank)])
+            ((_, self._priors[key]),) = self.scores(self.decoder.ask([replace(request, question=blank)]))
         return self._priors[key]
 
-    def _batches(self, items: Sequence[Item], key: Callable[[Item], Any] = lambda item: 0) -> Iterator[Batch]:
-        return batches(self.model, items, self.pad, self.batch_size, key)
 
-    def _trees(self, items: Sequence[Item]) -> Iterator[tuple[Batch, list[Ids], list[allowed_answers.Node]]]:
-        """Yield batches with what all legal answers of each row start with, and the tree of the rest of them."""
-        trees: dict[str, tuple[Ids, allowed_answers.Node]] = {}
-
-        def kind(item: Item) -> str:
-            """Questions with the same key have the same legal answers."""
-            return " ".join(letter_sets(item.question, self.config.generation.answer_sets))
-
-        for item in items:
-            if (key := kind(item)) not in trees:
-                trees[key] = allowed_answers.tree(self.legal_answers(item.question))
-        for batch in self._batches(items, kind):
-            leads, roots = zip(*(trees[kind(item)] for item in batch.items), strict=True)
-            yield batch, list(leads), list(roots)
-
-    def _readings(self, items: Sequence[Item], whole: bool) -> Iterator[Reading]:
-        for batch, leads, roots in self._trees(items):
-            rows = [item.ids + self.codec.lead + lead for item, lead in zip(batch.items, leads, strict=True)]
-            with inference(self.model):
-                reader = Reader(self.model, rows, self.pad, batch.start)
-                logs = reader.prefill(max(len(lead) for lead in leads) + 1 if whole else 1)
-            sums = [allowed_answers.summed(row, lead) if whole else 0.0 for row, lead in zip(logs, leads, strict=True)]
-            yield Reading(batch.items, reader, roots, logs[:, -1], sums)
-
-    def _generate(
-        self,
-        rows: list[Ids],
-        chosen: GenerationConfig,
-        start: Start | None = None,
-        logits_processor: Sequence[Any] = (),
-        stopping_criteria: Sequence[Any] = (),
-    ) -> list[Ids]:
-        """Return what the model adds to each row.
-
-        While it writes, the checkpoint's own generation settings are put away: transformers would take from them
-        whatever `chosen` leaves open.
-        """
-        ids, mask = left_padded(rows, self.pad, self.model.device, start.ids if start else ())
-        own, self.model.generation_config = self.model.generation_config, chosen
-        try:
-            with stopping.explained(self.config), inference(self.model):
-                # `generate` repeats ids and mask for every beam, but not a cache that it is handed.
-                past = start.rows(len(rows) * int(chosen.num_beams or 1)) if start else kv_cache.empty(self.model)
-                out = self.model.generate(
-                    input_ids=ids,
-                    attention_mask=mask,
-                    generation_config=chosen,
-                    past_key_values=past if chosen.use_cache else None,
-                    logits_processor=LogitsProcessorList([stopping.Numbers(ids.shape[1]), *logits_processor]),
-                    stopping_criteria=StoppingCriteriaList(stopping_criteria),
-                )
-        finally:
-            self.model.generation_config = own
-        new: list[Ids] = out[:, ids.shape[1] :].tolist()
-        return new
+MODES: dict[str, type[Mode]] = {"generate": FreeText, "constrained": Constrained, "likelihood": Likelihood}
+"""`generation.mode` -> how it answers."""

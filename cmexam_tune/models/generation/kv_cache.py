@@ -1,15 +1,26 @@
-"""Caches that decoding starts from: with a P-tuning prefix in them."""
+"""Keys and values: of a P-tuning prefix, of what prompts begin with, and of prompts behind which answers are scored."""
 
 # transformers annotates its base classes only in part.
 # mypy: disable-error-code="no-untyped-call"
 
+import copy
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from cmexam_tune.models.causal import left_padded
+from cmexam_tune.models.features import Ids
+from cmexam_tune.models.generation.allowed_answers import AnswerTrie
+from cmexam_tune.models.precision import check_numbers
 from cmexam_tune.models.prefix import PrefixEncoder, find_encoder
+
+SHORTEST = 32
+"""Tokens from which on a common beginning is read apart."""
 
 
 class PrefixLayer(DynamicLayer):
@@ -54,3 +65,121 @@ def empty(model: Any) -> DynamicCache:
 def keeps_all(cache: DynamicCache) -> bool:
     """Return whether every layer keeps all keys; one with a window or a state of its own depends on what follows."""
     return all(type(layer) in (DynamicLayer, PrefixLayer) for layer in cache.layers)
+
+
+@dataclass(frozen=True)
+class SharedPrefix:
+    """What the prompts of a batch begin with, and its keys and values, computed once."""
+
+    ids: Ids
+    cache: DynamicCache
+
+    def rows(self, count: int) -> DynamicCache:
+        """Return a cache of `count` equal rows; nothing is copied until something is added to it."""
+        rows = copy.copy(self.cache)
+        rows.layers = [copy.copy(layer) for layer in self.cache.layers]
+        layer: Any
+        for layer in rows.layers:
+            layer.keys = layer.keys.expand(count, -1, -1, -1)
+            layer.values = layer.values.expand(count, -1, -1, -1)
+        return rows
+
+
+class PrefillScorer:
+    """One batch of prompts going through a decoder, with its cache."""
+
+    def __init__(self, model: Any, rows: Sequence[Ids], pad: int, start: SharedPrefix | None = None) -> None:
+        """Take prompts as ids, and what they all begin with if that was read; nothing is computed yet."""
+        self._model = model
+        self._ids, self._mask = left_padded(rows, pad, model.device, start.ids if start else ())
+        self.cache = start.rows(len(rows)) if start else empty(model)
+        self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
+
+    def prefill(self, keep: int) -> torch.Tensor:
+        """Run the prompts; return log-probabilities behind their last `keep` tokens, float32 [batch, keep, vocab]."""
+        return self._run(True, keep)
+
+    def feed(self, tokens: Sequence[int]) -> torch.Tensor:
+        """Append one token to each row and return the log-probabilities behind it, float32 [batch, vocabulary]."""
+        column = torch.tensor(tokens, device=self._ids.device)[:, None]
+        self._ids = torch.cat([self._ids, column], dim=1)
+        self._mask = torch.cat([self._mask, torch.ones_like(column)], dim=1)
+        return self._run(False, 1)[:, 0]
+
+    def drop(self) -> None:
+        """Take the last token of every row away again."""
+        self._ids, self._mask = self._ids[:, :-1], self._mask[:, :-1]
+        self.cache.crop(-1)
+
+    def answer_scores(self, tries: Sequence[AnswerTrie], after: torch.Tensor) -> list[dict[str, float]]:
+        """Return the summed log-probability of every leaf of each row's tree.
+
+        The trees are walked together, depth first: each inner node costs one token of computation for the batch, and
+        the prompt none.
+
+        Args:
+            tries: one tree for each row.
+            after: log-probabilities [batch, vocabulary] at their roots.
+        """
+        scores: list[dict[str, float]] = [{} for _ in tries]
+        self._walk(list(tries), after, [0.0] * len(tries), scores)
+        return scores
+
+    def _walk(
+        self,
+        nodes: Sequence[AnswerTrie | None],
+        after: torch.Tensor,
+        sums: Sequence[float],
+        scores: list[dict[str, float]],
+    ) -> None:
+        tokens = sorted({token for node in nodes if node is not None for token in node.children})
+        if not tokens:
+            return
+        # One transfer from the device for all children of all rows.
+        columns = after[:, torch.tensor(tokens, device=after.device)].tolist()
+        for column, token in enumerate(tokens):
+            children = [None if node is None else node.children.get(token) for node in nodes]
+            totals = [total + columns[row][column] for row, total in enumerate(sums)]
+            for row, child in enumerate(children):
+                if child is not None and child.letters is not None:
+                    scores[row][child.letters] = totals[row]
+            if any(child is not None and child.children for child in children):
+                self._walk(children, self.feed([token] * len(nodes)), totals, scores)
+                self.drop()
+
+    def _run(self, first: bool, keep: int) -> torch.Tensor:
+        model = self._model
+        # What `generate` does for one step, so that a family's own positions and inputs are used.
+        positions = model._prepare_position_ids_for_generation(self._ids, {"attention_mask": self._mask})
+        inputs = model.prepare_inputs_for_generation(
+            self._ids,
+            next_sequence_length=self._ids.shape[1] - self.cache.get_seq_length(),
+            past_key_values=self.cache,
+            attention_mask=self._mask,
+            position_ids=positions,
+            is_first_iteration=first,
+            use_cache=True,
+            **({"logits_to_keep": keep} if self._keeps else {}),
+        )
+        logits = model(**inputs).logits[:, -keep:].float()
+        if first:
+            check_numbers(logits)
+        return torch.log_softmax(logits, dim=-1)
+
+
+def read_shared_prefix(model: Any, prompts: Sequence[Ids], pad: int) -> SharedPrefix | None:
+    """Read what all prompts begin with, where that is a good part of them.
+
+    A model that reads its prompt in both directions (ChatGLM-6B) has other keys for it before another question.
+    """
+    if getattr(model, "reads_both_ways", False):
+        return None
+    first, last = min(prompts), max(prompts)  # all others lie between them, letter by letter
+    most = min(len(prompt) for prompt in prompts) - 1
+    length = next((i for i in range(most) if first[i] != last[i]), most)
+    rest = max(len(prompt) for prompt in prompts) - length
+    if length < SHORTEST or 2 * length < rest or not keeps_all(empty(model)):
+        return None
+    reader = PrefillScorer(model, [first[:length]], pad)
+    reader.prefill(1)
+    return SharedPrefix(first[:length], reader.cache)

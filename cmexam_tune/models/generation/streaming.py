@@ -1,4 +1,4 @@
-"""What a request may want of its own row of a batch, and what is noted of a row while it is written."""
+"""Options of one row of a batch (stop strings, seed, streaming), and what is recorded while it is written."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -118,7 +118,9 @@ class TrainingData:
 
     def sampler(self, rank: int, world: int) -> StepSampler:
         """Return the plan of one process."""
-        return StepSampler(self.train.lengths, self.train.num_targets, self.layout, rank, world, self.mixture)
+        return StepSampler(
+            self.train.lengths, self.train.num_targets, self.layout, rank=rank, world=world, mixture=self.mixture
+        )
 
     def evaluation_layout(self, micro_batch: int) -> Layout:
         """Return the layout of one pass over the validation questions, never packed."""

@@ -179,6 +179,7 @@ class StepSampler(BatchSampler):
         lengths: Sequence[int],
         num_targets: Sequence[int],
         layout: Layout,
+        *,
         rank: int,
         world: int,
         mixture: Mixture | None = None,

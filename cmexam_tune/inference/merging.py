@@ -33,11 +33,11 @@ def merged(loaded: Loaded) -> Loaded | None:
     if getattr(model, "is_loaded_in_4bit", False):
         return loaded
     ids = torch.tensor([loaded.tokenizer(PROBE)["input_ids"]], device=model.device)
-    apart = _probabilities(model, ids)
+    apart = probabilities(model, ids)
     try:
         model.merge_adapter(safe_merge=True)
         # Half the summed difference is the probability that moves: the total variation distance.
-        moved = float((_probabilities(model, ids) - apart).abs().sum(-1).max() / 2)
+        moved = float((probabilities(model, ids) - apart).abs().sum(-1).max() / 2)
     except ValueError:
         moved = math.inf
     if moved <= TOLERANCE:
@@ -46,7 +46,7 @@ def merged(loaded: Loaded) -> Loaded | None:
     return None
 
 
-def _probabilities(model: Any, ids: torch.Tensor) -> torch.Tensor:
+def probabilities(model: Any, ids: torch.Tensor) -> torch.Tensor:
     """Return the probabilities of the next token, float32 [1, tokens, vocabulary], after each of ids [1, tokens]."""
     with inference(model):
         return torch.softmax(model(input_ids=ids).logits.float(), dim=-1)

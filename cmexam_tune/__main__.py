@@ -4,12 +4,14 @@ import importlib
 import shlex
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from cmexam_tune import __version__
 from cmexam_tune.core import cli
 from cmexam_tune.core.variants import suggest
-from cmexam_tune.interop.compat.cmexam_repo import Script
+
+if TYPE_CHECKING:  # it reads recipes, which half of the programs do not, and pydantic would double their start
+    from cmexam_tune.interop.compat.cmexam_repo import Script
 
 PROGRAMS = {
     "preprocess": "raw exam files into questions and prompts",
@@ -50,7 +52,7 @@ def main(argv: Sequence[str]) -> int | None:
     return status
 
 
-def answer(script: Script) -> NoReturn:
+def answer(script: "Script") -> NoReturn:
     """Run the programs that a command line of the original CMExam repository translates to, and exit."""
 
     def translated(words: Sequence[str]) -> int | None:

@@ -204,7 +204,7 @@ def test_light_programs_import_nothing_slow(program: str) -> None:
     assert done.stdout.split() == []
 
 
-@pytest.mark.parametrize("program", ["preprocess", "stats", "evaluate"])
+@pytest.mark.parametrize("program", ["preprocess", "stats", "evaluate", "__main__"])
 def test_programs_without_a_recipe_start_without_pydantic(program: str) -> None:
     code = f"import sys, cmexam_tune.{program}; print('pydantic' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=PACKAGE.parent, check=True)

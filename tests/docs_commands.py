@@ -99,7 +99,7 @@ def parse_command(words: Sequence[str]) -> None:
         if command[0] in __main__.PROGRAMS:
             parsed(command)
     elif words[0] == "make":
-        targets = re.findall(r"^(\w+):.*##", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+        targets = re.findall(r"^([\w-]+):.*##", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
         assert {word for word in words[1:] if "=" not in word} <= set(targets), words
     elif words[0] in ("python", "python3", "bash") and "/" in words[1]:
         assert (ROOT / words[1]).is_file(), words

@@ -718,7 +718,7 @@ def test_kills_lose_and_double_nothing(kills: int, tmp_path: Path) -> None:
         assert count <= len(server.bodies) <= count + kills * 2 * 4
     found = [one.question_id for one in jsonl.read(tmp_path / "p.jsonl", Prediction)]
     assert found == [str(n) for n in range(count)]
-    assert f"{count} predictions" in done.stderr and "answered by served-model-0613" in done.stderr
+    assert f"{count} questions asked" in done.stderr and "answered by served-model-0613" in done.stderr
 
 
 def test_an_interrupt_ends_at_once_and_keeps_what_came(tmp_path: Path) -> None:

@@ -49,6 +49,9 @@ class Definition:
     columns: tuple[str, ...] = ()
     """Other names of the column."""
     values: tuple[Name, ...] = ()
+    """What the paper counts; `annotate` offers these and no others."""
+    further: tuple[Name, ...] = ()
+    """Names of values that data files have beside the paper's, for both languages of a report."""
     ordered: bool = False
     """Keep the order of `values`; otherwise the largest cell comes first."""
     macro: bool = False
@@ -60,7 +63,7 @@ class Definition:
         A truncated name (such as the ICD-11 chapters in some exports) is recognised if only one name begins with it.
         """
         folded = _fold(value)
-        for name in self.values:
+        for name in (*self.values, *self.further):
             if folded in map(_fold, (name.name, name.zh, name.en, *name.also)):
                 return name
         begun = [name for name in self.values if len(folded) > 3 and _fold(name.zh).startswith(folded.rstrip(".…"))]
@@ -106,8 +109,11 @@ def definitions() -> tuple[Definition, ...]:
 
 
 def _definition(item: Mapping[str, Any]) -> Definition:
-    values = tuple(Name(**{**value, "also": tuple(value.get("also", ()))}) for value in item["values"])
-    return Definition(**{**item, "columns": tuple(item["columns"]), "values": values})
+    names = {
+        key: tuple(Name(**{**value, "also": tuple(value.get("also", ()))}) for value in item.get(key, ()))
+        for key in ("values", "further")
+    }
+    return Definition(**{**item, "columns": tuple(item["columns"]), **names})
 
 
 def define(facet: str) -> Definition:

@@ -93,11 +93,10 @@ class LabelLogits:
 
 def can_fuse(head: nn.Module) -> bool:
     """Return whether a head's loss can be computed chunk by chunk: a frozen matrix, whole on this process."""
-    weight = head._parameters.get("weight")
+    # A subclass, such as bitsandbytes' Linear4bit, computes something else with its weight.
+    weight = head.weight if type(head) is nn.Linear else None
     return (
-        # A subclass, such as bitsandbytes' Linear4bit, computes something else with its weight.
-        type(head) is nn.Linear
-        and weight is not None
+        weight is not None
         and not weight.requires_grad
         and weight.dim() == 2
         # Under ZeRO-3 the weight is empty outside of its module's forward pass.

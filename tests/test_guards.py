@@ -11,6 +11,7 @@ import training_kit
 torch = pytest.importorskip("torch")
 
 from cmexam_tune.core.errors import ConfigError, TrainingStopped
+from cmexam_tune.models import adapters
 from cmexam_tune.train import train
 from cmexam_tune.training import arguments, checkpoints, logits, monitor
 from cmexam_tune.training.monitor import TrainingMonitor
@@ -152,9 +153,11 @@ def test_harmful_settings_are_named(folder: Path) -> None:
         folder, tuning={"method": "ptuning", "num_virtual_tokens": 4}, training__learning_rate=2e-2
     )
     fp16: Any = SimpleNamespace(fp16=True)
-    said = arguments.harmful_settings(risky.training, "ptuning", fp16, torch.nn.Linear(2, 2, dtype=torch.float16))
+    said = arguments.harmful_settings(
+        risky.training, adapters.named("ptuning"), fp16, torch.nn.Linear(2, 2, dtype=torch.float16)
+    )
     assert any("float16" in line for line in said)
     assert any("0.02 with P-tuning in fp16" in line for line in said)
     calm = training_kit.recipe(folder)
     bf16: Any = SimpleNamespace(fp16=False)
-    assert arguments.harmful_settings(calm.training, "lora", bf16, torch.nn.Linear(2, 2)) == []
+    assert arguments.harmful_settings(calm.training, adapters.named("lora"), bf16, torch.nn.Linear(2, 2)) == []

@@ -17,6 +17,7 @@ from cmexam_tune.core import cli, documents
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.core.variants import suggest
 from cmexam_tune.models import adapters, checkpoint
+from cmexam_tune.models.adapters import Method
 from cmexam_tune.models.prefix import MODULE
 from cmexam_tune.training.data.sampler import Layout
 
@@ -191,13 +192,13 @@ def choose_precision(values: Mapping[str, Any], card: Card, weights_dtype: str =
 
 
 def harmful_settings(
-    training: TrainingConfig, method: str | None, arguments: TrainingArguments, model: torch.nn.Module
+    training: TrainingConfig, method: Method, arguments: TrainingArguments, model: torch.nn.Module
 ) -> list[str]:
     """Return one line for each setting that is known to end in loss 0, NaN or nothing learnt.
 
     Args:
         training: the config's section.
-        method: name of the tuning method.
+        method: the tuning method.
         arguments: as `build` returned them.
         model: with what is trained in it.
     """
@@ -207,9 +208,7 @@ def harmful_settings(
     half = sorted(name for name, p in model.named_parameters() if p.requires_grad and p.dtype == torch.float16)
     if half and fp16:
         lines.append(f"{half[0]} is trained in float16: updates below 6e-8 are lost and loss scaling cannot work.")
-    if method is not None:
-        lines += adapters.named(method).warnings(training.arguments, learning_rate=rate, fp16=fp16)
-    return lines
+    return lines + method.warnings(training.arguments, learning_rate=rate, fp16=fp16)
 
 
 # DeepSpeed

@@ -78,7 +78,7 @@ def fit(
     model: Any = method.attach(base.model, family, config.tuning.settings)
     arguments_of.fit_deepspeed(args, model)
     if first:
-        for line in arguments_of.harmful_settings(config.training, config.tuning.method, args, model):
+        for line in arguments_of.harmful_settings(config.training, method, args, model):
             cli.note(f"warning: {line}")
     loaded = Loaded(model, base.tokenizer)
 

@@ -126,6 +126,7 @@ def evaluate(
         identity.provenance(sources),
         first.name,
         published_tables.beside(published, scored) if published else None,
+        runs=graded,
     )
     report = replace(
         report,

@@ -315,7 +315,7 @@ def test_text_metrics_only_where_explanations_were_asked_for(files):
     questions, predictions = _records()
     _meta(files, "predictions.jsonl", style="answer")
     asked = evaluate(files / "predictions.jsonl", files / "questions.jsonl")
-    assert asked.overall["explanations"] == 0 and asked.overall["bleu4"] is None and not asked.intervals
+    assert asked.overall["explanations"] == 0 and asked.overall["bleu4"] is None and not asked.computed["intervals"]
     assert asked.overall["accuracy"] == evaluate(predictions, questions).overall["accuracy"]
     _meta(files, "predictions.jsonl")
     assert evaluate(files / "predictions.jsonl", files / "questions.jsonl").overall["bleu4"] > 0

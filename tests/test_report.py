@@ -170,7 +170,7 @@ def test_unanswered_questions_make_a_report(tmp_path):
     built = building.build(none, "standard", {})
     writing.write(built, {"this run": none}, tmp_path / "new", latex=True)
     assert built.overall["accuracy"] is None
-    assert built.baselines == {}
+    assert built.computed["baselines"] == {}
     assert "| this run | 3 | - |" in (tmp_path / "new" / "report.md").read_text(encoding="utf-8")
 
 

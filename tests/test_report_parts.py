@@ -142,7 +142,7 @@ def test_plots_are_files_for_a_paper(tmp_path: Path) -> None:
     report = evaluate([Prediction(one.id, "答案: A") for one in asked], asked, published="cmexam")
     written = plots.draw(report, tmp_path)
     names = {path.name for path in written}
-    assert {"difficulty_level.png", "difficulty_level.svg", "length.png", "length.svg"} <= names
+    assert {"difficulty_level.png", "difficulty_level.svg", "by_length.png", "by_length.svg"} <= names
     for path in written:
         start = path.read_bytes()[:8]
         assert start == b"\x89PNG\r\n\x1a\n" if path.suffix == ".png" else b"<?xml" in start

@@ -6,18 +6,16 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from cmexam_tune.core.schema import Report, Scores
-from cmexam_tune.evaluation import breakdowns, comparison, grading, scorers
-from cmexam_tune.evaluation.breakdowns import Breakdown, Consistency, PartialCredit, Subset
+from cmexam_tune.evaluation import breakdowns, scorers
+from cmexam_tune.evaluation.breakdowns import Breakdown, Subset
 from cmexam_tune.evaluation.comparison import Comparison, Pair, ScoreDecomposition, Spread
 from cmexam_tune.evaluation.grading import Graded, Selection, Truncation
 from cmexam_tune.evaluation.scorers import Scorer
-from cmexam_tune.report import baselines
+from cmexam_tune.report import sections
 from cmexam_tune.report.identity import Identity
 
-_OPTIONAL = (
-    "runs", "summary", "agreement", "flips", "ranking", "pairs", "bridges", "comparison", "profiles", "identity",
-    "explanations", "training", "subsets", "cut", "selection",
-)  # fmt: skip
+_ALWAYS = ("overall", "by_facet", "signature", "provenance", "name", "tables", "published")
+"""Keys of report.json that stand there also where they hold nothing."""
 
 
 @dataclass(frozen=True)
@@ -68,12 +66,9 @@ class FullReport(Report):
     """
 
     name: str = "this run"
-    intervals: Mapping[str, list[float]] = field(default_factory=dict)
-    """Bootstrap 95% intervals of the text metrics."""
-    baselines: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    computed: Mapping[str, Any] = field(default_factory=dict)
+    """Key -> numbers of each of `sections.SECTIONS` that has something to say; keys of report.json, too."""
     tables: tuple[Breakdown, ...] = ()
-    by_length: Sequence[Mapping[str, Any]] = ()
-    confusion: Mapping[str, Any] = field(default_factory=dict)
     published: Published | None = None
     runs: Mapping[str, Scores] = field(default_factory=dict)
     """Scores of several runs; the other fields are about the first."""
@@ -86,8 +81,6 @@ class FullReport(Report):
     """The runs by accuracy, the best first."""
     pairs: tuple[Pair, ...] = ()
     """Every pair of runs, p-values corrected for multiple comparisons (Holm)."""
-    partial_credit: Mapping[str, PartialCredit] = field(default_factory=dict)
-    """`all`, `single` and `multiple` right letters: exact score beside Jaccard, precision and recall of letters."""
     bridges: Mapping[str, ScoreDecomposition] = field(default_factory=dict)
     """Scorer -> the way from our accuracy to its score."""
     comparison: Comparison | None = None
@@ -100,8 +93,6 @@ class FullReport(Report):
     selection: Selection | None = None
     """Where only a part of the questions file is scored."""
     identity: Identity | None = None
-    explanations: Consistency | None = None
-    """Whether explanations argue for the answer above them."""
     training: Mapping[str, Sequence[tuple[int, float]]] = field(default_factory=dict)
     """Curves of the run that made the predictions: name -> (step, value)."""
 
@@ -123,7 +114,8 @@ class FullReport(Report):
 
     def to_dict(self) -> dict[str, Any]:
         """Return what report.json holds; sections that were not asked for are left out."""
-        values = {key: value for key, value in asdict(self).items() if value or key not in _OPTIONAL}
+        values = {key: value for key, value in asdict(self).items() if value or key in _ALWAYS}
+        values |= values.pop("computed", {})
         # Thousands of questions for each scorer: the page opens them, `comparison.decompose` returns them.
         for decomposition in values.get("bridges", {}).values():
             decomposition["differing"] = len(decomposition["differing"])
@@ -144,6 +136,8 @@ def build(
     provenance: Mapping[str, Any],
     name: str = "this run",
     published: Published | None = None,
+    *,
+    runs: Mapping[str, Sequence[Graded]] | None = None,
 ) -> FullReport:
     """Return the report of one run.
 
@@ -153,25 +147,18 @@ def build(
         provenance: What was scored and how it was made, taken over as it is.
         name: What the run is called.
         published: Published numbers to show beside it.
+        runs: All runs of the report, where there are several; this one is the first.
     """
-    scorer = scorers.get(scorer)
-
-    def score(part: Sequence[Graded]) -> Scores:
-        return grading.score(part, scorer)
-
+    evaluation = sections.Evaluation(graded, scorers.get(scorer), runs or {name: graded})
+    scorer, score = evaluation.scorer, evaluation.score
     facets = breakdowns.by_facet(graded, score)
     return FullReport(
         overall=score(graded),
         by_facet=facets,
         signature={"profile": scorer.name, "summary": scorer.summary, **scorer.signature},
         provenance=provenance,
-        intervals=comparison.text_intervals(graded, scorer.smoothing),
-        baselines=baselines.compute([item.question for item in graded]),
+        computed=sections.compute(evaluation),
         tables=breakdowns.tables(graded, facets, score),
-        by_length=breakdowns.by_length(graded, score),
-        confusion=breakdowns.confusion(graded),
-        partial_credit=breakdowns.partial_credit(graded),
-        explanations=breakdowns.consistency(graded),
         name=name,
         published=published,
     )

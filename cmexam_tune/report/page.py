@@ -23,10 +23,11 @@ from cmexam_tune.report.html_page import ASSETS, html_page
 from cmexam_tune.report.table import COLUMNS, HEADINGS
 
 SCRIPTS = (
-    "base", "charts", "headline", "compared", "runs", "facets", "length", "training", "confusion", "explanations",
-    "profiles", "store", "questions", "method", "main",
-)  # fmt: skip
-"""The page's script, in the order in which its files are joined."""
+    *("base", "charts", "store"),
+    *("headline", "compared", "runs", "profiles", "facets", "length", "training", "confusion", "explanations"),
+    *("computed", "questions", "method", "main"),
+)
+"""The page's script, in the order in which its files are joined; each draws its own section."""
 BLOCK = 200
 """Questions in a block."""
 PLAIN = 500
@@ -53,6 +54,11 @@ def page(report: FullReport, runs: Runs) -> str:
         **{key: value for key, value in report.to_dict().items() if key != "by_facet"},
         "headings": {key: asdict(heading) for key, heading in HEADINGS.items()},
         "columns": COLUMNS,
+        "sections": [
+            section.page(report.computed[section.key])
+            for section in sections.SECTIONS
+            if section.title and section.key in report.computed
+        ],
         "facets": facets,
         "run_names": list(runs),
         "flips_of": _pairs(runs),

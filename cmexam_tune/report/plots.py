@@ -3,11 +3,13 @@
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.evaluation.breakdowns import Breakdown
 from cmexam_tune.report.building import FullReport
+from cmexam_tune.report.sections import SECTIONS
+from cmexam_tune.report.table import Bar
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,15 +21,6 @@ CHINESE = ("Noto Sans CJK SC", "Source Han Sans SC", "PingFang SC", "Microsoft Y
 """Fonts for names that nobody has translated; the first that is there is used."""
 MARKERS = "DsoXv"
 _WIDTH, _LINE = 6.4, 0.28
-
-
-class Bar(NamedTuple):
-    """One bar: accuracies in percent."""
-
-    label: str
-    value: float
-    interval: Sequence[float]
-    marks: Mapping[str, float] = {}
 
 
 def draw(report: FullReport, out: Path) -> list[Path]:
@@ -57,12 +50,10 @@ def draw(report: FullReport, out: Path) -> list[Path]:
 
 
 def _draw(report: FullReport, out: Path) -> list[Path]:
-    charts = {_file(table.facet): _of_facet(report, table) for table in report.tables}
-    charts["length"] = [
-        Bar(f"{b['from']}-{b['to'] or ''} (n={b['n']})", b["accuracy"], b["accuracy_ci"])
-        for b in report.by_length
-        if b["accuracy"] is not None
-    ]
+    charts: dict[str, Sequence[Bar]] = {_file(table.facet): _of_facet(report, table) for table in report.tables}
+    for section in SECTIONS:
+        if section.bars and section.key in report.computed:
+            charts[section.key] = section.bars(report.computed[section.key])
     written = [path for name, bars in charts.items() if bars for path in _bars(bars, out / FOLDER / name)]
     return written + (_curves(report.training, out / FOLDER / "training") if report.training else [])
 
@@ -77,7 +68,8 @@ def _of_facet(report: FullReport, table: Breakdown) -> list[Bar]:
     for group in table.cells[:SHOWN]:
         accuracy, interval = group.scores["accuracy"], group.scores["accuracy_ci"]
         if isinstance(accuracy, int | float) and isinstance(interval, list):
-            marks = theirs.cells.get(group.name, {}) if theirs else {}
+            published = theirs.cells.get(group.name, {}) if theirs else {}
+            marks = {f"{model} (published)": accuracy for model, accuracy in published.items()}
             bars.append(Bar(f"{_latin(group.en, group.name)} (n={group.scores['n']})", accuracy, interval, marks))
     return bars
 
@@ -99,7 +91,7 @@ def _bars(bars: Sequence[Bar], stem: Path) -> list[Path]:
     for model, marker in zip(models, MARKERS, strict=False):
         points = [(bar.marks[model], place) for place, bar in zip(places, bars, strict=True) if model in bar.marks]
         x, y = zip(*points, strict=True)
-        axes.scatter(x, y, marker=marker, s=22, zorder=3, label=f"{model} (published)")
+        axes.scatter(x, y, marker=marker, s=22, zorder=3, label=model)
     axes.set_yticks(places, [bar.label for bar in bars])
     axes.invert_yaxis()
     axes.set_xlabel("accuracy, % (95% interval)")

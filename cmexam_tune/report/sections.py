@@ -1,13 +1,24 @@
-"""What a report holds, as tables: one function for each."""
+"""What a report holds, as tables: one function for each.
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+What is computed from the graded answers alone is one row of `SECTIONS`: its key in report.json, its numbers, its tables
+and its bars. Files, plots and page follow.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from cmexam_tune.core.schema import Scores
-from cmexam_tune.evaluation.breakdowns import Breakdown, Cell, Name, PartialCredit, Share, Subset
-from cmexam_tune.evaluation.comparison import Comparison, Pair, ScoreDecomposition
-from cmexam_tune.report.building import FullReport, Published
-from cmexam_tune.report.table import COLUMNS, Table, cell, escape_markdown, short
+from cmexam_tune.evaluation import breakdowns, grading
+from cmexam_tune.evaluation.breakdowns import Breakdown, Cell, Consistency, Name, PartialCredit, Share, Subset
+from cmexam_tune.evaluation.comparison import Comparison, Pair, ScoreDecomposition, text_intervals
+from cmexam_tune.evaluation.grading import Graded
+from cmexam_tune.evaluation.scorers import Scorer
+from cmexam_tune.report import baselines
+from cmexam_tune.report.table import COLUMNS, Bar, Table, Text, cell, escape_markdown, for_page, short
+
+if TYPE_CHECKING:
+    from cmexam_tune.report.building import FullReport, Published
 
 BASELINES = {
     "uniform_subset": "Random set of letters",
@@ -19,35 +30,82 @@ SECOND_MINUS_FIRST = "second minus first"
 LATEX_HEAD = "% \\usepackage{booktabs}; Chinese names need ctex or xeCJK.\n"
 
 
-def tables(report: FullReport) -> list[Table]:
+@dataclass(frozen=True)
+class Evaluation:
+    """What sections are computed from."""
+
+    graded: Sequence[Graded]
+    """All questions of the run that the report is about."""
+    scorer: Scorer
+    runs: Mapping[str, Sequence[Graded]]
+    """Every run of the report, the first is that one; all of the same questions in the same order."""
+
+    def score(self, part: Sequence[Graded]) -> Scores:
+        """Return the scores of a part of the questions."""
+        return grading.score(part, self.scorer)
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the report that is computed from graded answers."""
+
+    key: str
+    """Of report.json."""
+    compute: Callable[[Evaluation], Any]
+    """Returns its numbers; None: there is nothing to say, and the report has no such section."""
+    tables: Callable[[Any], Sequence[Table]] = lambda numbers: ()
+    bars: Callable[[Any], Sequence[Bar]] | None = None
+    """A chart of it, for the plots, too."""
+    title: Text | None = None
+    """Heading on the page, which shows tables and bars as they are; None: the page has a script of its own for it."""
+
+    def page(self, numbers: Any) -> dict[str, Any]:
+        """Return what the page's script draws of a section without a script of its own."""
+        return {
+            "key": self.key,
+            "title": for_page(self.title or Text("", "")),
+            "bars": [bar.page() for bar in self.bars(numbers)] if self.bars else [],
+            "tables": [table.page() for table in self.tables(numbers)],
+        }
+
+
+def compute(evaluation: Evaluation) -> dict[str, Any]:
+    """Return key -> numbers of every section that has something to say."""
+    computed = {section.key: section.compute(evaluation) for section in SECTIONS}
+    return {key: numbers for key, numbers in computed.items() if numbers is not None}
+
+
+def tables(report: "FullReport") -> list[Table]:
     """Return every table of a report, in its order."""
     columns = _columns(report.overall)
     return [
         _scores("Overall", columns, _with_baseline(report)),
         *([cut_off(report)] if any(run.cut for run in report.cut.values()) else []),
-        *([intervals(report)] if report.intervals else []),
         *([_scores("Runs", columns, report.runs)] if report.runs else []),
         *([by_scorer(report)] if report.profiles else []),
         *([decompositions(tuple(report.bridges.values()))] if report.bridges else []),
         *([summary(report)] if report.summary else []),
         *([agreement(report)] if report.agreement else []),
         *([pairs(report.pairs)] if report.pairs else []),
-        *([credit(report.partial_credit)] if "multiple" in report.partial_credit else []),
-        *([baselines(report)] if report.baselines else []),
         *([published(report.published, report.overall)] if report.published else []),
         *([comparison(report.comparison, report.name)] if report.comparison else []),
         *([subsets(report.subsets)] if report.subsets else []),
         *(breakdown(table, columns, report.published) for table in report.tables),
-        by_length(report.by_length),
+        *(
+            table
+            for section in SECTIONS
+            if section.key in report.computed
+            for table in section.tables(report.computed[section.key])
+        ),
     ]
 
 
-def headline(report: FullReport) -> Table:
+def headline(report: "FullReport") -> Table:
     """Return what the program prints: the run, or several runs or scorers beside each other."""
     return _scores("", COLUMNS, report.runs or report.profiles or _with_baseline(report))
 
 
-def _with_baseline(report: FullReport) -> dict[str, Scores]:
+def _with_baseline(report: "FullReport") -> dict[str, Scores]:
     own = {report.name: report.overall}
     other = report.comparison
     if other is None or not other.scores:
@@ -56,7 +114,7 @@ def _with_baseline(report: FullReport) -> dict[str, Scores]:
     return {**own, name: other.scores}
 
 
-def by_scorer(report: FullReport) -> Table:
+def by_scorer(report: "FullReport") -> Table:
     """Return the outputs of the first run as every scorer scores them."""
     title = "The same outputs by every profile" if len(report.runs) < 2 else f"{report.name} by every profile"
     return _scores(title, _columns(report.overall), report.profiles)
@@ -76,13 +134,9 @@ def _line(name: str, scores: Mapping[str, Any], columns: Sequence[str]) -> tuple
     return (name, *(cell(key, scores.get(key)) for key in columns))
 
 
-def intervals(report: FullReport) -> Table:
-    """Return the bootstrap intervals of the text metrics."""
-    return Table(
-        ("", *map(short, report.intervals)),
-        ((report.name, *(cell(key, value) for key, value in report.intervals.items())),),
-        "95% intervals of the text metrics (bootstrap)",
-    )
+def _intervals(ends: Mapping[str, Sequence[float]]) -> list[Table]:
+    lines = tuple((short(key), cell(key, interval)) for key, interval in ends.items())
+    return [Table(("", "95% CI"), lines, "95% intervals of the text metrics (bootstrap)")] if ends else []
 
 
 def decompositions(ways: Sequence[ScoreDecomposition]) -> Table:
@@ -110,31 +164,29 @@ def _points(step: float | None) -> str:
     return "-" if step is None else f"{step:+.2f}"
 
 
-def summary(report: FullReport) -> Table:
+def summary(report: "FullReport") -> Table:
     """Return mean and deviation over the runs."""
     lines = tuple((short(k), cell(k, s.mean), cell(k, s.std), str(s.runs)) for k, s in report.summary.items())
     return Table(("", "mean", "std", "runs"), lines, "Mean and deviation of the runs")
 
 
-def agreement(report: FullReport) -> Table:
+def agreement(report: "FullReport") -> Table:
     """Return how often two runs gave the same readable answer."""
     lines = tuple((pair, f"{share:.1f}") for pair, share in report.agreement.items())
     changed = ("questions whose answer changes", f"{report.flips} of {report.overall['n']}")
     return Table(("", "% of questions"), (*lines, changed), "Same readable answer in both")
 
 
-def cut_off(report: FullReport) -> Table:
+def cut_off(report: "FullReport") -> Table:
     """Return how many outputs of each run were cut off by their limit."""
     lines = tuple((name, str(run.outputs), str(run.cut), str(run.thinking)) for name, run in report.cut.items())
     return Table(("", "outputs", "cut off", "while thinking"), lines, "Outputs cut off by their limit")
 
 
-def baselines(report: FullReport) -> Table:
-    """Return what guessing scores."""
-    lines = tuple(
-        (BASELINES[name], cell("", guess["expected"]), _simulated(guess)) for name, guess in report.baselines.items()
-    )
-    return Table(("", "expected accuracy", "simulated"), lines, "Guessing on the same questions")
+def _guessing(guesses: Mapping[str, Mapping[str, Any]]) -> list[Table]:
+    lines = tuple((BASELINES[name], cell("", guess["expected"]), _simulated(guess)) for name, guess in guesses.items())
+    head = ("", "expected accuracy", "simulated")
+    return [Table(head, lines, "Guessing on the same questions")] if guesses else []
 
 
 def _simulated(guess: Mapping[str, Any]) -> str:
@@ -143,7 +195,7 @@ def _simulated(guess: Mapping[str, Any]) -> str:
     return f"{guess['mean']:.2f} ± {guess['std']:.2f} ({guess['seeds']} seeds)"
 
 
-def published(numbers: Published, overall: Scores) -> Table:
+def published(numbers: "Published", overall: Scores) -> Table:
     """Return the published models, the run above them."""
     keys = [key for key in dict.fromkeys(key for row in numbers.rows for key in row) if _shown(key)]
     own = tuple(cell(key, overall.get(key)) for key in keys)
@@ -157,7 +209,7 @@ def _shown(key: str) -> bool:
     return key != "name" and not key.endswith("_std")
 
 
-def _warning(numbers: Published) -> str:
+def _warning(numbers: "Published") -> str:
     return f"Not the same questions: {numbers.caveat}." if numbers.caveat else ""
 
 
@@ -198,14 +250,15 @@ def pairs(compared: Sequence[Pair]) -> Table:
     return Table(head, lines, "Pairwise", "Smallest difference detectable with 80% power")
 
 
-def credit(parts: Mapping[str, PartialCredit]) -> Table:
-    """Return exact scores beside credit for a part of the right letters."""
+def _credit(parts: Mapping[str, PartialCredit]) -> list[Table]:
+    if "multiple" not in parts:
+        return []
     lines = tuple(
         (name, str(part.n), *(f"{value:.2f}" for value in (part.accuracy, part.jaccard, part.precision, part.recall)))
         for name, part in parts.items()
     )
     head = ("right letters", "n", "exact", "Jaccard", "precision of letters", "recall of letters")
-    return Table(head, lines, "Questions with one and with several right letters")
+    return [Table(head, lines, "Questions with one and with several right letters")]
 
 
 def subsets(parts: Sequence[Subset]) -> Table:
@@ -222,7 +275,7 @@ def _accuracy(share: Share) -> tuple[str, str, str]:
     return str(share.n), cell("", share.accuracy), cell("", share.accuracy_ci)
 
 
-def breakdown(table: Breakdown, columns: Sequence[str], numbers: Published | None) -> Table:
+def breakdown(table: Breakdown, columns: Sequence[str], numbers: "Published | None") -> Table:
     """Return the scores by the values of a facet, published accuracies of the same groups beside them."""
     theirs = numbers.of_facet(table.facet) if numbers else None
     models = tuple(dict.fromkeys(model for cells in theirs.cells.values() for model in cells)) if theirs else ()
@@ -247,15 +300,47 @@ def label(group: Cell | Name) -> str:
     return first if first == group.zh else f"{first} {group.zh}"
 
 
-def by_length(bins: Sequence[Mapping[str, Any]]) -> Table:
-    """Return accuracy by the length of the question."""
+def _lengths(bins: Sequence[Mapping[str, Any]]) -> list[Table]:
     lines = tuple(
         (f"{b['from']}-{b['to'] or ''}", str(b["n"]), cell("", b["accuracy"]), cell("", b["accuracy_ci"])) for b in bins
     )
-    return Table(("", "n", "Acc", "95% CI"), lines, "Accuracy by length of the question (characters)")
+    return [Table(("", "n", "Acc", "95% CI"), lines, "Accuracy by length of the question (characters)")]
 
 
-def markdown(report: FullReport) -> str:
+def _length_bars(bins: Sequence[Mapping[str, Any]]) -> list[Bar]:
+    return [
+        Bar(f"{b['from']}-{b['to'] or ''} (n={b['n']})", b["accuracy"], b["accuracy_ci"])
+        for b in bins
+        if b["accuracy"] is not None
+    ]
+
+
+def _consistency(found: Consistency) -> list[Table]:
+    agreeing = found.concluding - found.conflicting
+    lines = (
+        ("argues for the answer", str(agreeing), _share_of(found.agreeing_right, agreeing)),
+        ("argues for another letter", str(found.conflicting), _share_of(found.conflicting_right, found.conflicting)),
+    )
+    note = f"{found.explained} outputs hold an explanation, {found.concluding} of them conclude with a letter"
+    return [Table(("", "outputs", "% of these right"), lines, "Explanations", note)]
+
+
+def _share_of(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f}" if whole else "-"
+
+
+SECTIONS: tuple[Section, ...] = (
+    Section("intervals", lambda of: text_intervals(of.graded, of.scorer.smoothing), _intervals),
+    Section("partial_credit", lambda of: breakdowns.partial_credit(of.graded), _credit),
+    Section("baselines", lambda of: baselines.compute([item.question for item in of.graded]), _guessing),
+    Section("by_length", lambda of: breakdowns.by_length(of.graded, of.score), _lengths, _length_bars),
+    Section("confusion", lambda of: breakdowns.confusion(of.graded)),
+    Section("explanations", lambda of: breakdowns.consistency(of.graded), _consistency),
+)
+"""In the order in which the files show them."""
+
+
+def markdown(report: "FullReport") -> str:
     """Return report.md: every table, how each number was computed, and where it comes from."""
     head = "Accuracy, F1, BLEU and ROUGE in percent; an unreadable output counts as the profile says.\n"
     if report.selection:
@@ -271,6 +356,6 @@ def markdown(report: FullReport) -> str:
     return "\n".join(parts)
 
 
-def latex(report: FullReport) -> str:
+def latex(report: "FullReport") -> str:
     """Return report.tex: the tables for a paper."""
     return LATEX_HEAD + "\n".join(table.latex() for table in tables(report))

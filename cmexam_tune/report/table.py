@@ -2,9 +2,9 @@
 
 import html
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from cmexam_tune.core.cli import printable
 
@@ -41,6 +41,38 @@ def escape_markdown(text: str) -> str:
 def _flat(text: str) -> str:
     """Return the text on one line, its other control characters spelled out."""
     return printable(" ".join(text.splitlines()).replace("\t", " "))
+
+
+class Text(str):
+    """Words of ours: English wherever a text is wanted, and their Chinese for the page, which has both languages."""
+
+    zh: str
+
+    def __new__(cls, en: str, zh: str) -> "Text":
+        """Take both languages."""
+        text = super().__new__(cls, en)
+        text.zh = zh
+        return text
+
+
+def for_page(text: str) -> str | list[str]:
+    """Return a text as the page's script reads it: [English, Chinese], or what is the same in both."""
+    return [str(text), text.zh] if isinstance(text, Text) else text
+
+
+class Bar(NamedTuple):
+    """One bar of a chart, in percent."""
+
+    label: str
+    value: float
+    interval: Sequence[float]
+    marks: Mapping[str, float] = {}
+    """Name -> another value that is marked on the same line."""
+
+    def page(self) -> dict[str, Any]:
+        """Return the bar as the page's script reads it."""
+        marks = [{"name": for_page(name), "at": at} for name, at in self.marks.items()]
+        return {"label": for_page(self.label), "value": self.value, "interval": list(self.interval), "marks": marks}
 
 
 @dataclass(frozen=True)
@@ -92,6 +124,15 @@ class Table:
         note = f"<p>{html.escape(self.note)}</p>" if self.note else ""
         head = f"<thead>{_html('th', [self.head])}</thead>"
         return f"<table>{title}{head}<tbody>{_html('td', self.lines)}</tbody></table>{note}"
+
+    def page(self) -> dict[str, Any]:
+        """Return the table as the script of the report's page reads it, in both languages."""
+        return {
+            "title": for_page(self.title),
+            "note": for_page(self.note),
+            "head": [*map(for_page, self.head)],
+            "lines": [[*map(for_page, line)] for line in self.lines],
+        }
 
     def _repr_html_(self) -> str:
         return self.html()

@@ -51,3 +51,5 @@ function compared() {
     "正确率（%），横线为 95% 区间。若不明显高于随机猜测，就不能说明模型掌握了知识。")}</p>
     ${publishedNote()}${bars(items, scaleOf(items))}${simulated}`);
 }
+
+compared();

@@ -18,3 +18,5 @@ function confusion() {
     "行为标准答案，列为模型所答。描边对角线以外的深色列说明模型偏好该选项。点击数字可查看题目。")}</p>
     <div class="scroll"><table class="heat"><thead><tr><th></th>${predicted.map(letter => `<th>${name(letter)}</th>`).join("")}</tr></thead><tbody>${lines.join("")}</tbody></table></div>`);
 }
+
+confusion();

@@ -15,3 +15,5 @@ function explanations() {
     `${count(found.explained)} 条输出含有解析，其中 ${count(found.concluding)} 条给出了结论选项（如“故选C”）。`)}</p>
     ${table(["", both("outputs", "条数"), both("of these right", "其中答对")], lines, {sortable: false})}<p>${worst}</p>`);
 }
+
+explanations();

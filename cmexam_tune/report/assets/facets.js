@@ -46,3 +46,5 @@ function facets() {
     "Accuracy in percent with its 95% interval. Click a bar or a line to see its questions, a heading to sort.",
     "正确率（%）及 95% 区间。点击条形或行可查看题目，点击表头排序。")}</p>${R.tables.map(breakdownHtml).join("")}`);
 }
+
+facets();

@@ -64,3 +64,5 @@ function headline() {
     <div class="top"><div><div class="big">${number(overall.accuracy)}<small>%</small></div><div>${both("answered exactly right", "完全答对")}</div></div>${facts.join("")}</div>
     <p class="lead">${accuracySentence()}${textSentence()}</p>${letters()}`);
 }
+
+headline();

@@ -12,3 +12,5 @@ function lengths() {
     `CMExam 论文图 3：各模型在 ${best[0]}–${best[1]} 字的题目上正确率较高。`)}</p>` : "";
   section("length", "By question length", "按题干长度", `<p class="soft">${both("Accuracy (%) by the number of characters of the question.", "按题干字数统计的正确率（%）。")}</p>${bars(items, scaleOf(items))}${paper}`);
 }
+
+lengths();

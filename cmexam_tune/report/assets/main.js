@@ -1,6 +1,5 @@
-// Everything drawn once; clicks, language, theme and the link to a question.
+// The way to the sections; clicks, language, theme and the link to a question.
 
-headline(); compared(); runs(); profiles(); facets(); lengths(); training(); confusion(); explanations(); questions(); method();
 byId("nav").innerHTML = sections.map(({id, en, zh}) => `<a href="#${id}">${both(en, zh)}</a>`).join("");
 
 function sortBy(th) {

@@ -6,3 +6,5 @@ function method() {
     <div class="signatures">${table([both("number", "指标"), both("signature", "签名")], lines, {sortable: false})}</div>
     <details><summary>${both("Files, versions and settings", "文件、版本与设置")}</summary><pre class="provenance">${escape(JSON.stringify(R.provenance, null, 2))}</pre></details>`);
 }
+
+method();

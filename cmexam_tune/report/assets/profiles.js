@@ -27,3 +27,5 @@ function profiles() {
     "同一批输出按各公开脚本解析、计分：从本报告的正确率出发，经四步（百分点）得到该脚本的分数。点击一行可查看解析结果不同的题目。")}</p>
     ${bridgeTable()}<details ${entries.length ? "" : "hidden"}><summary>${both("All scores", "全部分数")}</summary>${scoreTable(entries)}</details>`);
 }
+
+profiles();

@@ -168,3 +168,5 @@ function questions() {
   byId("next").onclick = () => { view.page++; drawQuestions(); };
   byId("csv").onclick = saveCsv;
 }
+
+questions();

@@ -104,3 +104,5 @@ function runs() {
   }
   drawPair();
 }
+
+runs();

@@ -25,3 +25,5 @@ function training() {
   section("training", "Training", "训练过程", `<div class="curves">${parts.join("")}</div>`);
   new ResizeObserver(drawTraining).observe(byId("training"));
 }
+
+training();

@@ -415,6 +415,126 @@ def test_log_probabilities_are_those_of_transformers(client: openai.OpenAI, run:
     assert dict(sampled.choices[0].logprobs.top_logprobs[0]) == pytest.approx(logs.top_logprobs[0], abs=1e-4)  # type: ignore[union-attr, index, arg-type]
 
 
+def test_token_ids_are_a_prompt_as_it_is(client: openai.OpenAI, run: Path) -> None:
+    tokenizer: Any = loading.load_writer(run)[1].tokenizer
+    texts = ["问题: 高血压", "问题: 头痛怎么办"]
+    rows = [tokenizer(text)["input_ids"] for text in texts]
+    asked: Any = {"model": "tuned", "max_tokens": 6}
+    wanted = [choice.text for choice in client.completions.create(**asked, prompt=texts).choices]
+    assert [choice.text for choice in client.completions.create(**asked, prompt=rows).choices] == wanted
+    alone = client.completions.create(**asked, prompt=rows[1])
+    assert alone.choices[0].text == wanted[1] and alone.usage is not None and alone.usage.prompt_tokens == len(rows[1])
+
+
+@pytest.mark.parametrize("chunk", [256, 3])
+def test_echo_is_the_prompt_with_the_log_probabilities_of_transformers(
+    client: openai.OpenAI, run: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    """Of prompts of several lengths in one batch, read in pieces or at once: the sums that lm-eval makes."""
+    import torch
+
+    from cmexam_tune.models.generation import kv_cache
+
+    monkeypatch.setattr(kv_cache, "CHUNK", chunk)
+    _, loaded = loading.load_writer(run)
+    model, tokenizer = loaded.model, cast(Any, loaded.tokenizer)
+    texts = ["问题: 高血压的首选药物是", "头痛", "问题: 头痛怎么办？A. 休息"]
+    rows = [tokenizer(text)["input_ids"] for text in texts]
+    for prompt in (rows, texts):
+        got = client.completions.create(model="tuned", prompt=prompt, max_tokens=1, logprobs=2, echo=True)
+        for ids, text, choice in zip(rows, texts, got.choices, strict=True):
+            with torch.no_grad():
+                logits = model(input_ids=torch.tensor([ids])).logits[0].float().log_softmax(-1)
+            logs: Any = choice.logprobs
+            assert logs.token_logprobs[0] is None and logs.top_logprobs[0] is None
+            wanted = [float(logits[place, token]) for place, token in enumerate(ids[1:])]
+            assert logs.token_logprobs[1:-1] == pytest.approx(wanted, abs=1e-4), text
+            assert logs.tokens[: len(ids)] == [tokenizer.decode([token]) for token in ids]
+            assert [max(top.values()) for top in logs.top_logprobs[1:]] == pytest.approx(
+                logits.max(-1).values.tolist(), abs=1e-4
+            )
+            read = tokenizer.decode(ids)
+            assert choice.text.startswith(text if prompt is texts else read)
+            for place in range(1, len(ids)):
+                assert logs.text_offset[place] == len(tokenizer.decode(ids[:place])), (text, place)
+
+
+def test_echo_alone_writes_nothing(client: openai.OpenAI) -> None:
+    got = client.completions.create(model="tuned", prompt="问题: 高血压", max_tokens=0, echo=True)
+    assert got.choices[0].text == "问题: 高血压" and got.choices[0].logprobs is None
+    assert got.usage is not None and got.usage.completion_tokens == 0 < got.usage.prompt_tokens
+    logged = client.completions.create(model="tuned", prompt="问题: 高血压", max_tokens=0, echo=True, logprobs=0)
+    logs: Any = logged.choices[0].logprobs
+    assert len(logs.tokens) == got.usage.prompt_tokens and logs.top_logprobs[1:] == [{}] * (len(logs.tokens) - 1)
+
+
+def test_the_model_goes_on_with_its_own_message(client: openai.OpenAI, run: Path) -> None:
+    """Behind the words as local modes put them there: a token for each, after the template."""
+    config, loaded = loading.load_writer(run)
+    tokenizer: Any = loaded.tokenizer
+    ids = tokenizer(prompts.wrap(NO_EXAM, config.prompt.template))["input_ids"]
+    ids += tokenizer("答案是", add_special_tokens=False)["input_ids"]
+    wanted = client.completions.create(model="tuned", prompt=ids, max_tokens=6)
+    messages = said([("user", NO_EXAM), ("assistant", "答案是")])
+    forced = {"continue_final_message": True, "add_generation_prompt": False}
+    for fields in (forced, {"continue_final_message": True}):
+        got = client.chat.completions.create(model="tuned", messages=messages, max_tokens=6, extra_body=fields)
+        assert got.choices[0].message.content == wanted.choices[0].text
+        assert got.usage == wanted.usage
+
+
+def test_a_last_message_of_the_model_is_part_of_the_conversation(client: openai.OpenAI, folder: Path) -> None:
+    turns = [("user", "问一"), ("assistant", "答")]
+    config, loaded = loading.load_writer("zeroshot_qwen", untrained(folder, "auto"))
+    tokenizer: Any = loaded.tokenizer
+    tokenizer.chat_template = CHAT
+    reply = conversation.reply(config, loaded, said(turns))
+    written = "<user>问一\n<assistant>答\n<assistant>"
+    assert reply.prompt_tokens == len(tokenizer(written, add_special_tokens=False)["input_ids"])
+    with pytest.raises(openai.BadRequestError, match="has no form for a reply to the model's own message"):
+        client.chat.completions.create(model="tuned", messages=said(turns))
+
+
+@pytest.mark.parametrize("sampled", [{}, {"temperature": 2.0, "n": 8, "seed": 3}])
+def test_only_given_texts_are_written(client: openai.OpenAI, sampled: dict[str, Any]) -> None:
+    allowed = ["A", "AC", "BCD", "青霉素"]
+    asked: Any = {"model": "tuned", **sampled, "max_tokens": 20}
+    for extra in ({}, {"continue_final_message": True}):
+        messages = said([("user", EXAM), *([("assistant", "答案是")] if extra else [])])
+        body = {"structured_outputs": {"choice": allowed}, **extra}
+        choices = client.chat.completions.create(**asked, messages=messages, extra_body=body).choices
+        texts = [choice.message.content for choice in choices]
+        assert set(texts) <= set(allowed) and {choice.finish_reason for choice in choices} == {"stop"}
+        assert not sampled or len(set(texts)) > 1
+    free, bound = (
+        client.completions.create(**asked, prompt=[1, 2, 3], extra_body=body).choices[0].text
+        for body in ({}, {"structured_outputs": {"choice": ["ACD"]}})
+    )
+    assert free != bound == "ACD"
+
+
+def test_a_batch_that_fails_in_the_middle_answers_only_the_rest_again(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cmexam_tune.models.generation.decoder import Decoder
+
+    config, loaded = loading.load_writer(run)
+    generate, asked = Decoder.generate, list[int]()
+
+    def failing(self: Decoder, requests: Sequence[Any]) -> Iterator[Any]:
+        asked.append(len(requests))
+        for number, completion in enumerate(generate(self, requests)):
+            if len(requests) > 1 and number == 2:
+                raise UserError("made to fail")
+            yield completion
+
+    monkeypatch.setattr(Decoder, "generate", failing)
+    batcher = DynamicBatcher(loaded, 8)
+    waiting = [batcher.submit(conversation.to_request(user(f"{NO_EXAM}{i}")), config) for i in range(5)]
+    assert all(one.future.result().text for one in waiting)
+    assert asked == [5, 1, 1, 1]
+
+
 def test_log_probabilities_of_a_chat(client: openai.OpenAI) -> None:
     asked: Any = {"model": "tuned", "messages": user(EXAM), "max_tokens": 6, "logprobs": True}
     got = client.chat.completions.create(**asked, top_logprobs=20)
@@ -453,7 +573,13 @@ def body(**fields: Any) -> str:
         (body(model="gpt-4"), 404, "is not served here"),
         (body(messages=[]), 400, "at least 1 item"),
         (body(messages=[{"role": "tool", "content": "x"}]), 400, "messages[0]"),
-        (body(messages=[{"role": "assistant", "content": "x"}]), 400, "must have the role user"),
+        (body(messages=[{"role": "assistant", "content": "x"}]), 400, "at least one message must have the role user"),
+        (body(continue_final_message=True), 400, "must have the role assistant"),
+        (body(add_generation_prompt=False), 400, "add_generation_prompt: false with continue_final_message"),
+        (body(structured_outputs={"choice": []}), 400, "structured_outputs.choice"),
+        (body(structured_outputs={"regex": "A"}), 400, "structured_outputs"),
+        (body(structured_outputs={"choice": ["A"]}, stream=True), 400, "structured_outputs: not while streaming"),
+        (body(echo=True), 400, "echo: only False"),
         (body(messages=[{"role": "user", "content": [{"type": "image_url"}]}]), 400, "messages[0]"),
         (body(messages=[{"role": "user", "content": [{"type": "text", "text": 1}]}]), 400, "messages[0]"),
         (body(messages="x"), 400, "messages"), (body(messages=None), 400, "messages"),
@@ -499,13 +625,17 @@ def refusal(client: openai.OpenAI, route: str, sent: str, status: int = 400) -> 
 @pytest.mark.parametrize(
     ("fields", "param", "message"),
     [
-        ({"prompt": ["x"] * 65, "n": 2}, "n", "130 answers"), ({"prompt": [1]}, "prompt", "not ids"),
-        ({}, "prompt", "required"), ({"prompt": ""}, "prompt", "empty"), ({"prompt": []}, "prompt", "a text or"),
+        ({"prompt": ["x"] * 65, "n": 2}, "n", "130 answers"), ({"prompt": [1, "x"]}, "prompt", "token ids"),
+        ({"prompt": [10**6]}, "prompt", "found 1,000,000"), ({"prompt": [True]}, "prompt", "token ids"),
+        ({"prompt": [-1]}, "prompt", "token ids"), ({"prompt": [[]]}, "prompt", "none of them empty"),
+        ({"prompt": "x", "max_tokens": 0}, "max_tokens", "with echo only"),
+        ({"prompt": "x", "echo": True, "stream": True}, "echo", "not while streaming"),
+        ({}, "prompt", "required"), ({"prompt": ""}, "prompt", "empty"),
+        ({"prompt": []}, "prompt", "none of them empty"),
         ({"prompt": "x", "logprobs": True}, "logprobs", "valid integer"),
         ({"prompt": "x", "logprobs": 21}, "logprobs", "equal to 20"),
         ({"prompt": "x", "top_logprobs": 1}, "top_logprobs", "unknown key"),
         ({"prompt": "x", "messages": user("x")}, "messages", "unknown key"),
-        ({"prompt": "x", "echo": True}, "echo", "only False is possible"),
         ({"prompt": "x", "best_of": 2}, "best_of", "only 1"),
     ],
 )  # fmt: skip

@@ -15,7 +15,11 @@ from cmexam_tune.models import families
 from cmexam_tune.models.families import Loaded
 
 Messages = Sequence[Mapping[str, str]]
-"""Turns as `{"role": "system" | "user" | "assistant", "content": text}`, the last one by the user."""
+"""Turns as `{"role": "system" | "user" | "assistant", "content": text}`, the last one mostly by the user."""
+
+
+NOTHING = Question("chat", "?", {"A": "?", "B": "?"}, None)
+"""Stands where a question is needed and nobody asked one."""
 
 
 class Reply(NamedTuple):
@@ -37,7 +41,7 @@ def reply(config: Config, loaded: Loaded, messages: Messages) -> Reply:
 
     Raises:
         TooLong: more tokens than the model has positions for.
-        UserError: the last message is not the user's, or unusable generation settings.
+        UserError: no message is the user's, or unusable generation settings.
     """
     request = to_request(messages, prompts.resolve_style(config.prompt))
     # Where it samples, a conversation is not to be repeated.
@@ -70,29 +74,41 @@ def _decoder(config: Config, loaded: Loaded) -> Any:
     return families.writer(config.model.family, "talk").engine(loaded, config)
 
 
-def to_request(messages: Messages, style: str | prompts.Style | None = None) -> prompts.PromptRequest:
+def to_request(
+    messages: Messages, style: str | prompts.Style | None = None, *, continues: bool = False
+) -> prompts.PromptRequest:
     """Return a conversation as the model is asked.
 
     Args:
         messages: they keep their roles and order, so that a template that has no form for them can refuse.
         style: puts the user's exam questions into its words; None: every message goes to the model as it is.
+        continues: the model goes on with the last message, which is its own, instead of answering it.
 
     Raises:
-        UserError: the last message is not the user's.
+        UserError: no message is the user's, or the last one is not the model's and is to be continued.
     """
-    if not messages or messages[-1]["role"] != "user":
-        raise UserError("the last message must have the role user.")
-    history: list[prompts.Message] = []
+    turns: list[prompts.Message] = []
     for message in messages:
         content = message["content"]
         if message["role"] == "user" and style is not None:
             content = in_style(content, style)
-        history.append(prompts.Message(message["role"], content))
-    last = history.pop()
+        turns.append(prompts.Message(message["role"], content))
+    if continues and (not turns or turns[-1].role != "assistant"):
+        raise UserError("the last message must have the role assistant, as it is to be continued.")
+    start = turns.pop().content if continues else ""
+    place = max((place for place, turn in enumerate(turns) if turn.role == "user"), default=None)
+    if place is None:
+        raise UserError("at least one message must have the role user.")
     # Published wrappers have a place for a system text at the start, and only there.
-    system = history.pop(0).content if history and history[0].role == "system" else None
-    nothing = Question("chat", "?", {"A": "?", "B": "?"}, None)
-    return prompts.PromptRequest(nothing, lambda question: last.content, tuple(history), system)
+    system = turns[0].content if turns[0].role == "system" else None
+    return prompts.PromptRequest(
+        NOTHING,
+        lambda question: turns[place].content,
+        tuple(turns[0 if system is None else 1 : place]),
+        system,
+        since=tuple(turns[place + 1 :]),
+        reply_start=start,
+    )
 
 
 def in_style(text: str, style: str | prompts.Style) -> str:

@@ -50,6 +50,10 @@ class Completion:
     """Tokens written, the one that ended the text included."""
     logprobs: tuple[Token, ...] = ()
     """The tokens of the text, where log-probabilities were asked for."""
+    prompt_text: str = ""
+    """The prompt, where it was asked for."""
+    prompt_logprobs: tuple[Token, ...] = ()
+    """Its tokens, where log-probabilities were asked for too. Nothing says how probable the first one was."""
     model: str | None = None
     """A server's name for the model that wrote it."""
     fingerprint: str | None = None

@@ -37,20 +37,27 @@ class Dialogue(NamedTuple):
     all of them."""
     system: str | None = None
     examples: tuple[Turn, ...] = ()
+    since: tuple[Message, ...] = ()
+    """What was said after the user's last message; the model speaks again."""
 
     def messages(self) -> list[dict[str, str]]:
         """Return the dialogue as chat templates and OpenAI's protocol read it."""
         system = [Message("system", self.system)] if self.system is not None else []
-        messages = [*system, *rounds(self.examples), *self.history, Message("user", self.prompt_text)]
+        messages = [*system, *rounds(self.examples), *self.history, Message("user", self.prompt_text), *self.since]
         return [message._asdict() for message in messages]
 
     def with_texts(self, change: Callable[[str], str]) -> "Dialogue":
         """Return the dialogue with `change` made to every text in it."""
+
+        def changed(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+            return tuple(message._replace(content=change(message.content)) for message in messages)
+
         return Dialogue(
             change(self.prompt_text),
-            tuple(message._replace(content=change(message.content)) for message in self.history),
+            changed(self.history),
             None if self.system is None else change(self.system),
             tuple(Turn(change(turn.question), change(turn.answer)) for turn in self.examples),
+            changed(self.since),
         )
 
 
@@ -67,10 +74,16 @@ class PromptRequest:
     system: str | None = None
     examples: tuple[Turn, ...] = ()
     """Worked examples that come before everything else."""
+    since: tuple[Message, ...] = ()
+    """What was said after the user's last message."""
+    reply_start: str = ""
+    """How the model's reply begins: it goes on from there."""
+    ids: tuple[int, ...] | None = None
+    """The whole prompt as token ids, which go to a local model as they are; None: it is made of the above."""
 
     def dialogue(self, question: Question | None = None) -> Dialogue:
         """Return the prompt, with `question` in place of its own if one is given."""
-        return Dialogue(self.render(question or self.question), self.history, self.system, self.examples)
+        return Dialogue(self.render(question or self.question), self.history, self.system, self.examples, self.since)
 
 
 def default_prompts(questions: Sequence[Question], config: "Config") -> list[PromptRequest]:

@@ -71,6 +71,9 @@ class ChatTemplate:
                 goes on without end.
         """
         title = "the model's chat template" if self.is_models_own else f"the prompt template {self.name!r}"
+        # A wrapper opens the model's turn behind the user's words, and nowhere else.
+        if dialogue.since and not self.is_models_own:
+            raise ConfigError(f"{title} has no form for a reply to the model's own message; it can go on with that.")
         try:
             with bounded():
                 text = self.apply(messages=dialogue.messages(), num_examples=len(dialogue.examples))

@@ -8,13 +8,24 @@ import json
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from pydantic import BaseModel, ConfigDict
 
 if TYPE_CHECKING:
     from cmexam_tune.inference.conversation import Messages
     from cmexam_tune.models.completion import Completion
+
+
+Prompt: TypeAlias = "Messages | str | TokenIds"
+"""A conversation; or a text or token ids that go to the model as they are, without its template."""
+
+
+@dataclass(frozen=True)
+class TokenIds:
+    """A prompt as the model reads it."""
+
+    ids: tuple[int, ...]
 
 
 class Refused(Exception):
@@ -42,8 +53,7 @@ class Limits:
 class GenerationRequest:
     """What is wanted of the model, by whatever protocol."""
 
-    prompts: "Sequence[Messages | str]"
-    """Conversations; or texts that go to the model as they are, without its template."""
+    prompts: "Sequence[Prompt]"
     n: int = 1
     """Completions of each prompt."""
     max_tokens: int | None = None
@@ -55,6 +65,12 @@ class GenerationRequest:
     seed: int | None = None
     top_logprobs: int | None = None
     """How many of the most probable tokens are wanted at each place; None: no log-probabilities."""
+    echo: bool = False
+    """Whether the prompt's tokens are wanted as well, with their log-probabilities."""
+    continues: bool = False
+    """Whether the model goes on with the last message of each conversation, its own, instead of answering it."""
+    choices: Sequence[str] = ()
+    """The only texts that may be written; none: any."""
 
 
 class EventStream(Protocol):

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import hmac
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,16 +16,16 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from cmexam_tune.config import Config
 from cmexam_tune.core import cli, documents
 from cmexam_tune.core.errors import UserError
-from cmexam_tune.core.schema import Question
 from cmexam_tune.core.strict import Problems, build
 from cmexam_tune.inference import conversation
-from cmexam_tune.inference.conversation import Messages
 from cmexam_tune.inference.serving import (
     EventStream,
     GenerationRequest,
     Limits,
+    Prompt,
     ProtocolRequest,
     Refused,
+    TokenIds,
     event,
     openai_protocol,
 )
@@ -240,7 +240,7 @@ class Service:
 
         try:
             config = self._sampled(wanted)
-            prompts = [await self._prompt(prompt, config) for prompt in wanted.prompts]
+            prompts = [await self._prompt(prompt, config, continues=wanted.continues) for prompt in wanted.prompts]
             for index in range(len(prompts) * wanted.n):
                 request, own = prompts[index // wanted.n]
                 pending.append(
@@ -253,6 +253,8 @@ class Service:
                             # to each other.
                             None if wanted.seed is None else wanted.seed + index % wanted.n,
                             wanted.top_logprobs,
+                            wanted.echo,
+                            tuple(wanted.choices),
                             functools.partial(tell, index) if stream else None,
                         ),
                     )
@@ -286,30 +288,43 @@ class Service:
             # The recipe may sample; its settings for that mean nothing here.
             arguments = {key: value for key, value in arguments.items() if key not in sampling.WARPERS}
             arguments["do_sample"] = False
-        if wanted.top_logprobs is not None and arguments.get("num_beams", 1) != 1:
-            raise Refused(400, "logprobs: not with generation.num_beams.", "logprobs")
+        if arguments.get("num_beams", 1) != 1:
+            if wanted.top_logprobs is not None:
+                raise Refused(400, "logprobs: not with generation.num_beams.", "logprobs")
+            if wanted.choices:
+                raise Refused(400, "structured_outputs: not with generation.num_beams.", "structured_outputs")
         generation = dataclasses.replace(self.config.generation, arguments=arguments)
         return dataclasses.replace(self.config, generation=generation)
 
-    async def _prompt(self, prompt: Messages | str, config: Config) -> tuple[PromptRequest, Config]:
+    async def _prompt(self, prompt: Prompt, config: Config, *, continues: bool) -> tuple[PromptRequest, Config]:
         """Return a prompt as the model is asked, and the config with which it is.
 
         Raises:
             Refused: it is too long, or the model's template has no form for it.
         """
         if isinstance(prompt, str):
-            nothing = Question("prompt", "?", {"A": "?", "B": "?"}, None)
-            request = PromptRequest(nothing, lambda question: prompt)
+            request = PromptRequest(conversation.NOTHING, lambda question: prompt)
             section = dataclasses.replace(config.prompt, template="none", system=None)
+        elif isinstance(prompt, TokenIds):
+            self._check_ids(prompt.ids)
+            request, section = PromptRequest(conversation.NOTHING, lambda question: "", ids=prompt.ids), config.prompt
         elif self.ask_as_trained:
-            request, section = conversation.to_request(prompt, resolve_style(config.prompt)), config.prompt
+            style = resolve_style(config.prompt)
+            request, section = conversation.to_request(prompt, style, continues=continues), config.prompt
         else:
             # The recipe's system text was not sent either: a client measures the prompt that it knows.
-            request, section = conversation.to_request(prompt), dataclasses.replace(config.prompt, system=None)
+            request = conversation.to_request(prompt, continues=continues)
+            section = dataclasses.replace(config.prompt, system=None)
         config = dataclasses.replace(config, prompt=section)
-        if request.history and not conversation.remembers(config, self.loaded):
+        if (request.history or request.since) and not conversation.remembers(config, self.loaded):
             raise Refused(400, "messages: this model's template has no form for earlier turns. Send one.", "messages")
         tokens = await asyncio.to_thread(self.batcher.prompt_tokens, request, config)
         if tokens > self.limits.prompt_tokens:
             raise Refused(400, f"{tokens:,} tokens of prompt; {self.limits.prompt_tokens:,} are possible.", "messages")
         return request, config
+
+    def _check_ids(self, ids: Sequence[int]) -> None:
+        embeddings: Any = self.loaded.model.get_input_embeddings()
+        if any(token >= embeddings.num_embeddings for token in ids):
+            most = embeddings.num_embeddings - 1
+            raise Refused(400, f"prompt: ids to {most:,} are possible, found {max(ids):,}.", "prompt")

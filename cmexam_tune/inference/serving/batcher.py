@@ -65,7 +65,7 @@ class DynamicBatcher:
         Raises:
             UserError: the model's template has no form for it.
         """
-        return len(self._decoder(config).ask([request])[0].ids)
+        return len(self._decoder(config).ask([request])[0].row)
 
     def _decoder(self, config: Config) -> Any:
         return families.writer(config.model.family, "serve").engine(self._loaded, config)
@@ -91,10 +91,10 @@ class DynamicBatcher:
         try:
             self._write(batch)
         except UserError as error:
-            if len(batch) == 1:
-                batch[0].future.set_exception(error)
-            else:
-                for pending in batch:
+            for pending in [pending for pending in batch if not pending.future.done()]:
+                if len(batch) == 1:
+                    pending.future.set_exception(error)
+                else:
                     self._answer([pending])
         except Exception as error:  # noqa: BLE001 - whoever waits gets it, and the thread goes on
             for pending in batch:

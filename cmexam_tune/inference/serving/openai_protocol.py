@@ -7,19 +7,21 @@ import time
 import uuid
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from cmexam_tune.evaluation.answer_parsing import HALF
-from cmexam_tune.inference.serving import GenerationRequest, ProtocolRequest, Refused, event
+from cmexam_tune.inference.serving import GenerationRequest, Prompt, ProtocolRequest, Refused, TokenIds, event
 
 if TYPE_CHECKING:
-    from cmexam_tune.inference.conversation import Messages
     from cmexam_tune.models.completion import Completion
 
 MAX_CHOICES = 128
 """Completions that one request may ask for, as OpenAI allows; of all its prompts together."""
+MAX_ALLOWED = 1024
+"""Texts that a request may allow; the sets of ten letters are 1,023."""
 MAX_TOP = 20
 """Most probable tokens that a request may ask for, as OpenAI and vLLM allow."""
 SERVER_ERRORS = (500, 504)
@@ -30,11 +32,17 @@ def _integer(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _check_texts(value: Any) -> Any:
-    texts = value if isinstance(value, list) else [value]
-    if not texts or not all(isinstance(text, str) and text for text in texts):
-        raise ValueError("a text or a list of texts is needed, not ids and none of them empty")
-    return value
+def _is_ids(value: Any) -> bool:
+    # bool is an int in Python: `true` would be token 1.
+    return isinstance(value, list) and all(type(token) is int and token >= 0 for token in value) and bool(value)
+
+
+def _prompts(value: Any) -> Any:
+    """Return the texts and rows of token ids in the four forms that OpenAI allows."""
+    values = value if isinstance(value, list) and not _is_ids(value) else [value]
+    if not values or not all((isinstance(prompt, str) and prompt) or _is_ids(prompt) for prompt in values):
+        raise ValueError("a text, token ids, or a list of either is needed, and none of them empty")
+    return [prompt if isinstance(prompt, str) else TokenIds(tuple(prompt)) for prompt in values]
 
 
 def only(neutral: Any) -> AfterValidator:
@@ -81,6 +89,14 @@ class StreamOptions(BaseModel):
     include_usage: bool = False
 
 
+class StructuredOutputs(BaseModel):
+    """`structured_outputs` of vLLM."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    choice: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=MAX_ALLOWED)]
+
+
 class OpenAIRequest(ProtocolRequest):
     """What the routes have in common."""
 
@@ -98,6 +114,7 @@ class OpenAIRequest(ProtocolRequest):
     stop: str | list[str] = ""
     seed: int | None = None
     stream_options: StreamOptions | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     # They change no answer, whatever they hold.
     user: Any = None
@@ -110,7 +127,6 @@ class OpenAIRequest(ProtocolRequest):
 
     # They would change answers and are not supported.
     best_of: Annotated[Any, only(1)] = None
-    echo: Annotated[Any, only(False)] = None
     presence_penalty: Annotated[Any, only(0)] = None
     frequency_penalty: Annotated[Any, only(0)] = None
     logit_bias: Annotated[Any, only({})] = None
@@ -119,7 +135,7 @@ class OpenAIRequest(ProtocolRequest):
     response_format: Annotated[Any, only({"type": "text"})] = None
 
     @abstractmethod
-    def prompts(self) -> "Sequence[Messages | str]":
+    def prompts(self) -> Sequence[Prompt]:
         """Return what is to be answered or continued."""
 
     @abstractmethod
@@ -127,7 +143,7 @@ class OpenAIRequest(ProtocolRequest):
         """Return how many of the most probable tokens are wanted at each place; None: no log-probabilities."""
 
     @abstractmethod
-    def content(self, text: str) -> dict[str, Any]:
+    def content(self, completion: "Completion") -> dict[str, Any]:
         """Return the text of a choice of a whole answer."""
 
     @abstractmethod
@@ -161,6 +177,8 @@ class OpenAIRequest(ProtocolRequest):
             raise Refused(400, "stream_options: only with stream.", "stream_options")
         if top is not None and self.stream:
             raise Refused(400, "logprobs: not while streaming. Leave out stream.", "logprobs")
+        if self.structured_outputs is not None and self.stream:
+            raise Refused(400, "structured_outputs: not while streaming. Leave out stream.", "structured_outputs")
         if (total := len(prompts) * self.n) > MAX_CHOICES:
             raise Refused(400, f"n: {total} answers to all prompts; {MAX_CHOICES} are possible.", "n")
         stops = [self.stop] if isinstance(self.stop, str) else self.stop
@@ -173,6 +191,7 @@ class OpenAIRequest(ProtocolRequest):
             stop=[stop for stop in stops if stop],
             seed=self.seed,
             top_logprobs=top,
+            choices=self.structured_outputs.choice if self.structured_outputs is not None else (),
         )
 
     def answer(self, completions: "Sequence[Completion]", name: str) -> dict[str, Any]:
@@ -180,7 +199,7 @@ class OpenAIRequest(ProtocolRequest):
         choices = [
             {
                 "index": index,
-                **self.content(completion.text),
+                **self.content(completion),
                 "finish_reason": completion.finish,
                 "logprobs": None if self.top() is None else self.token_logs(completion),
             }
@@ -219,10 +238,26 @@ class ChatRequest(OpenAIRequest):
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     logprobs: bool = False
     top_logprobs: Top | None = None
+    continue_final_message: bool = False
+    add_generation_prompt: bool | None = None
+    echo: Annotated[Any, only(False)] = None
 
-    def prompts(self) -> "Sequence[Messages | str]":
+    def prompts(self) -> Sequence[Prompt]:
         """Return the one conversation."""
         return [[message.plain() for message in self.messages]]
+
+    def generation(self) -> GenerationRequest:
+        """Return what is wanted of the model; see vLLM's documentation for `continue_final_message`.
+
+        Raises:
+            Refused: fields that do not go together.
+        """
+        # vLLM's default is true, also beside continue_final_message, where it then refuses both.
+        opens = self.add_generation_prompt is not False
+        if self.add_generation_prompt is not None and opens == self.continue_final_message:
+            field = "add_generation_prompt"
+            raise Refused(400, f"{field}: false with continue_final_message, and only with it.", field)
+        return replace(super().generation(), continues=self.continue_final_message)
 
     def top(self) -> int | None:
         """Return how many of the most probable tokens are wanted at each place; None: no log-probabilities."""
@@ -230,9 +265,9 @@ class ChatRequest(OpenAIRequest):
             raise Refused(400, "top_logprobs: needs logprobs: true.", "top_logprobs")
         return (self.top_logprobs or 0) if self.logprobs else None
 
-    def content(self, text: str) -> dict[str, Any]:
+    def content(self, completion: "Completion") -> dict[str, Any]:
         """Return a message."""
-        return {"message": {"role": "assistant", "content": text}}
+        return {"message": {"role": "assistant", "content": completion.text}}
 
     def delta(self, text: str | None, first: bool) -> dict[str, Any]:
         """Return more of a message; the first event of each says whose it is."""
@@ -254,25 +289,48 @@ class ChatRequest(OpenAIRequest):
 
 
 class CompletionRequest(OpenAIRequest):
-    """Texts to continue; they go to the model without its template."""
+    """Texts or token ids to continue; they go to the model without its template."""
 
     kind = event_kind = "text_completion"
     id_prefix = "cmpl"
 
-    prompt: Annotated[str | list[str], BeforeValidator(_check_texts)]
+    prompt: Annotated[list[Any], BeforeValidator(_prompts)]
+    max_tokens: Annotated[Integer, Field(ge=0)] | None = None
     logprobs: Annotated[Top | None, BeforeValidator(lambda value: None if value is False else value)] = None
+    echo: bool = False
 
-    def prompts(self) -> "Sequence[Messages | str]":
-        """Return the texts."""
-        return [self.prompt] if isinstance(self.prompt, str) else self.prompt
+    def prompts(self) -> Sequence[Prompt]:
+        """Return texts and rows of ids."""
+        return self.prompt
+
+    def generation(self) -> GenerationRequest:
+        """Return what is wanted of the model.
+
+        Raises:
+            Refused: fields that do not go together.
+        """
+        if self.max_tokens == 0 and not self.echo:
+            raise Refused(400, "max_tokens: 0 is possible with echo only.", "max_tokens")
+        if self.echo and self.stream:
+            raise Refused(400, "echo: not while streaming. Leave out stream.", "echo")
+        wanted = super().generation()
+        # The model always writes; with max_tokens 0 that is not shown.
+        return replace(wanted, echo=self.echo, max_tokens=1 if self.max_tokens == 0 else wanted.max_tokens)
+
+    def answer(self, completions: "Sequence[Completion]", name: str) -> dict[str, Any]:
+        """Return the completions as one object."""
+        if self.max_tokens == 0:
+            nothing: dict[str, Any] = {"text": "", "finish": "length", "completion_tokens": 0, "logprobs": ()}
+            completions = [replace(completion, **nothing) for completion in completions]
+        return super().answer(completions, name)
 
     def top(self) -> int | None:
         """Return how many of the most probable tokens are wanted at each place; None: no log-probabilities."""
         return self.logprobs
 
-    def content(self, text: str) -> dict[str, Any]:
-        """Return the continuation."""
-        return {"text": text}
+    def content(self, completion: "Completion") -> dict[str, Any]:
+        """Return the continuation, behind the prompt if that is wanted too."""
+        return {"text": completion.prompt_text + completion.text}
 
     def delta(self, text: str | None, first: bool) -> dict[str, Any]:
         """Return more of the continuation."""
@@ -280,12 +338,19 @@ class CompletionRequest(OpenAIRequest):
 
     def token_logs(self, completion: "Completion") -> dict[str, Any]:
         """Return one list for each property of the tokens."""
+        before, front = completion.prompt_logprobs, len(completion.prompt_text)
+        tokens = [*before, *completion.logprobs]
+        # Tokens of equal text are one key: the most probable one, the first, is to stay.
+        tops: list[dict[str, float] | None] = [dict(reversed(token.top)) for token in tokens]
+        logs: list[float | None] = [token.logprob for token in tokens]
+        if before:
+            tops[0] = logs[0] = None
+        offsets = [token.start for token in before] + [front + token.start for token in completion.logprobs]
         return {
-            "tokens": [token.text for token in completion.logprobs],
-            "token_logprobs": [token.logprob for token in completion.logprobs],
-            # Tokens of equal text are one key: the most probable one, the first, is to stay.
-            "top_logprobs": [dict(reversed(token.top)) for token in completion.logprobs],
-            "text_offset": [token.start for token in completion.logprobs],
+            "tokens": [token.text for token in tokens],
+            "token_logprobs": logs,
+            "top_logprobs": tops,
+            "text_offset": offsets,
         }
 
 

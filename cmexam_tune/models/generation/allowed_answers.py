@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from transformers import StoppingCriteria
+from transformers import LogitsProcessor, StoppingCriteria
 
 from cmexam_tune.models.features import Ids
 
@@ -64,3 +64,21 @@ class AnswerComplete(StoppingCriteria):
         new = input_ids[:, self.width :].tolist()
         done = [not trie.walk(ids).children for trie, ids in zip(self.tries, new, strict=True)]
         return torch.tensor(done, device=input_ids.device)
+
+
+class OnlyAllowed(LogitsProcessor):
+    """Leaves each row the tokens that lead to one of its allowed answers; rows without any are free."""
+
+    def __init__(self, tries: Sequence[AnswerTrie | None], width: int, pad: int) -> None:
+        """Take the allowed answers of each row, the width of the prompts in tokens, and what stands behind answers."""
+        self.tries, self.width, self.pad = tries, width, pad
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Return scores [batch, vocabulary] that are -inf where a row may not go."""
+        kept = scores.clone()
+        for row, trie in enumerate(self.tries):
+            if trie is not None:
+                allowed = list(trie.walk(input_ids[row, self.width :].tolist()).children) or [self.pad]
+                kept[row] = -torch.inf
+                kept[row, allowed] = scores[row, allowed]
+        return kept

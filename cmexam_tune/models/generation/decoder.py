@@ -20,10 +20,10 @@ from cmexam_tune.core.schema import Question
 from cmexam_tune.evaluation.answer_parsing import HALF, THINK, THOUGHT, letter_sets
 from cmexam_tune.models import Loaded, features
 from cmexam_tune.models.causal import Codec, left_padded
-from cmexam_tune.models.completion import Completion, windows
+from cmexam_tune.models.completion import Completion, Token, windows
 from cmexam_tune.models.features import Ids
 from cmexam_tune.models.generation import kv_cache, sampling
-from cmexam_tune.models.generation.allowed_answers import AnswerComplete, AnswerTrie
+from cmexam_tune.models.generation.allowed_answers import AnswerComplete, AnswerTrie, OnlyAllowed
 from cmexam_tune.models.generation.kv_cache import PrefillScorer, SharedPrefix
 from cmexam_tune.models.generation.streaming import RowOptions, Watching, within
 from cmexam_tune.models.precision import inference
@@ -31,6 +31,8 @@ from cmexam_tune.prompts import Dialogue, PromptRequest
 
 BLANK = "…"
 """Stands for stem and options in the prompt that prior normalisation compares with."""
+CONTEXT = 8
+"""Tokens before a token that are decoded with it to see what it adds to a text."""
 FEW = 4
 """Requests from which on it is worth to read apart what their prompts begin with."""
 
@@ -41,6 +43,13 @@ class Item:
 
     request: PromptRequest
     ids: Ids
+    lead: Ids
+    """What stands between the prompt and what the model writes."""
+
+    @property
+    def row(self) -> Ids:
+        """The ids that the model goes on from."""
+        return self.ids + self.lead
 
     @property
     def question(self) -> Question:
@@ -145,7 +154,8 @@ class Decoder:
 
         A question whose options alone exceed the limit is asked all the same, without its stem: nothing is left out.
         """
-        by_id = {request.question.id: request for request in requests}
+        worded = [request for request in requests if request.ids is None]
+        by_id = {request.question.id: request for request in worded}
         system = self.config.prompt.system
 
         def tokenize(questions: list[Question]) -> list[tuple[Ids, int]]:
@@ -156,12 +166,19 @@ class Decoder:
             return [(row, len(row) - self._example_tokens(d)) for row, d in zip(rows, dialogues, strict=True)]
 
         sources = features.fit_stems(
-            [request.question for request in requests],
+            [request.question for request in worded],
             tokenize,
             self.config.prompt.max_source_length,
             lambda sized: sized[1],
         )
-        return [Item(request, ids) for request, (ids, _) in zip(requests, sources.ids, strict=True)]
+        given = [Item(request, list(request.ids), []) for request in requests if request.ids is not None]
+        return [
+            *(Item(request, ids, self._lead(request)) for request, (ids, _) in zip(worded, sources.ids, strict=True)),
+            *given,
+        ]
+
+    def _lead(self, request: PromptRequest) -> Ids:
+        return self.codec.targets([request.reply_start])[0][:-1] if request.reply_start else self.codec.lead
 
     def _example_tokens(self, dialogue: Dialogue) -> int:
         """Return how many tokens of a prompt are its examples.
@@ -322,9 +339,9 @@ class FreeText(Mode):
         budget: "partial[sampling.ThinkingBudget] | None",
     ) -> Iterator[Completion]:
         decoder, ends = self.decoder, sampling.end_ids(chosen)
-        rows = [item.ids + decoder.codec.lead for item in batch.items]
-        width = max(len(row) for row in rows)
         options = [decoder.row_options.get(item.question.id, RowOptions()) for item in batch.items]
+        rows, tries = zip(*map(self._row, batch.items, options), strict=True)
+        width = max(len(row) for row in rows)
         stops = [(*decoder.codec.stop, *row.stop) for row in options]
         watching = Watching(options, width, lambda ids: decoder.text(ids, ends), self._spell)
         criteria: list[Any] = list(decoder.stopping)
@@ -337,12 +354,16 @@ class FreeText(Mode):
             criteria.append(watching.after)
             # In front of `SeededSampling`, which leaves one token and nothing of the distribution.
             processors.append(watching.before)
+            if any(tries):
+                processors.append(OnlyAllowed(tries, width, decoder.pad))
         if shaping is not None:
             processors.append(sampling.SeededSampling(shaping, self._seeds(batch.items, options)))
         with sampling.rare_settings_blamed(decoder.config):
             new = decoder.run(rows, chosen, batch.start, logits_processor=processors, stopping_criteria=criteria)
         for i, (item, ids) in enumerate(zip(batch.items, new, strict=True)):
             end, text = sampling.end_of(ids, ends), decoder.text(ids, ends)
+            if (trie := tries[i]) is not None:
+                text = trie.walk(ids).letters or text
             cut = sampling.first_stop(text, stops[i])
             count = len(ids) if end is None else end + 1
             if cut is not None:
@@ -358,8 +379,38 @@ class FreeText(Mode):
                 finish,
                 prompt_tokens=len(rows[i]),
                 completion_tokens=count,
-                logprobs=within(watching.tokens[i][:end], cut),
+                logprobs=within(watching.tokens[i][: count if options[i].echo else end], cut),
+                prompt_text=self._prompt_text(item) if options[i].echo else "",
+                prompt_logprobs=self._prompt_logprobs(watching, i, rows[i]) if options[i].echo else (),
             )
+
+    def _row(self, item: Item, options: RowOptions) -> tuple[Ids, AnswerTrie | None]:
+        """Return the ids that the model goes on from, and what it may write there; None: anything."""
+        if not options.choices:
+            return item.row, None
+        codec = self.decoder.codec
+        # As in `Choice`: tokenised with the words before them, which may share a token with them; EOS ends each.
+        targets = codec.targets([item.request.reply_start + choice for choice in options.choices])
+        front = 0 if item.request.ids is None else len(codec.lead)
+        start, trie = AnswerTrie.of({choice: ids[front:] for choice, ids in zip(options.choices, targets, strict=True)})
+        return item.ids + start, trie
+
+    def _prompt_text(self, item: Item) -> str:
+        return item.request.dialogue().prompt_text if item.request.ids is None else self._read(item.ids)
+
+    def _prompt_logprobs(self, watching: Watching, row: int, ids: Ids) -> tuple[Token, ...]:
+        """Return the tokens of a prompt as its row wants them noted."""
+        if watching.options[row].top is None:
+            return ()
+        tokens, start = [Token(self._spell(ids[0]), 0.0, (), 0)], 0
+        with inference(self.decoder.model):
+            logs = kv_cache.prompt_log_probs(self.decoder.model, ids, self.decoder.pad)
+            for place, behind in zip(range(1, len(ids)), logs, strict=False):
+                # What a token adds to the text is seen behind a few others: alone it may lose its space.
+                few = ids[max(place - CONTEXT, 0) : place]
+                start += len(self._read(few)) - len(self._read(few[:-1]))
+                tokens.append(watching.note(row, ids[place], behind, start))
+        return tuple(tokens)
 
     def _seeds(self, items: Sequence[Item], options: Sequence[RowOptions]) -> list[str]:
         """Return what the random numbers of each row start from."""
@@ -378,7 +429,10 @@ class FreeText(Mode):
         return bisect.bisect_left(range(len(ids)), True, key=stopped)
 
     def _spell(self, token: int) -> str:
-        return str(self.decoder.tokenizer.decode([token]))
+        return self._read([token])
+
+    def _read(self, ids: Ids) -> str:
+        return str(self.decoder.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
 
 
 class Choice(Mode):
@@ -406,8 +460,7 @@ class Choice(Mode):
 
     def rows(self, batch: Batch, starts: Sequence[Ids]) -> list[Ids]:
         """Return the prompts with the beginning that all answers share behind them."""
-        lead = self.decoder.codec.lead
-        return [item.ids + lead + start for item, start in zip(batch.items, starts, strict=True)]
+        return [item.row + start for item, start in zip(batch.items, starts, strict=True)]
 
 
 class Constrained(Choice):

@@ -5,7 +5,7 @@
 
 import copy
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,12 +13,15 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.models.causal import left_padded
 from cmexam_tune.models.features import Ids
 from cmexam_tune.models.generation.allowed_answers import AnswerTrie
 from cmexam_tune.models.precision import check_numbers
 from cmexam_tune.models.prefix import PrefixEncoder, find_encoder
 
+CHUNK = 256
+"""Tokens whose log-probabilities are held at once."""
 SHORTEST = 32
 """Tokens from which on a common beginning is read apart."""
 
@@ -101,10 +104,14 @@ class PrefillScorer:
 
     def feed(self, tokens: Sequence[int]) -> torch.Tensor:
         """Append one token to each row and return the log-probabilities behind it, float32 [batch, vocabulary]."""
-        column = torch.tensor(tokens, device=self._ids.device)[:, None]
-        self._ids = torch.cat([self._ids, column], dim=1)
-        self._mask = torch.cat([self._mask, torch.ones_like(column)], dim=1)
-        return self._run(False, 1)[:, 0]
+        return self.extend([[token] for token in tokens])[:, 0]
+
+    def extend(self, rows: Sequence[Ids]) -> torch.Tensor:
+        """Append equally many tokens to each row; return what `prefill` does behind these."""
+        new = torch.tensor(rows, device=self._ids.device)
+        self._ids = torch.cat([self._ids, new], dim=1)
+        self._mask = torch.cat([self._mask, torch.ones_like(new)], dim=1)
+        return self._run(False, new.shape[1])
 
     def drop(self) -> None:
         """Take the last token of every row away again."""
@@ -165,6 +172,22 @@ class PrefillScorer:
         if first:
             check_numbers(logits)
         return torch.log_softmax(logits, dim=-1)
+
+
+def prompt_log_probs(model: Any, ids: Ids, pad: int) -> Iterator[torch.Tensor]:
+    """Yield the log-probabilities behind each token of a prompt, float32 [vocabulary].
+
+    They are computed for `CHUNK` tokens at a time: those of a long prompt would fill a card.
+
+    Raises:
+        ConfigError: a model that has read all of its prompt before the first token (ChatGLM-6B).
+    """
+    if getattr(model, "reads_both_ways", False):
+        raise ConfigError("this model reads its prompt in both directions: its tokens have no probabilities.")
+    scorer = PrefillScorer(model, [ids[:CHUNK]], pad)
+    yield from scorer.prefill(len(ids[:CHUNK]))[0]
+    for first in range(CHUNK, len(ids), CHUNK):
+        yield from scorer.extend([ids[first : first + CHUNK]])[0]
 
 
 def read_shared_prefix(model: Any, prompts: Sequence[Ids], pad: int) -> SharedPrefix | None:

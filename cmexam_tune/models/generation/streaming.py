@@ -20,6 +20,10 @@ class RowOptions:
     """Where it samples: the same seed gives the same text in any batch. None: the batch's seed and the row's id."""
     top: int | None = None
     """How many of the most probable tokens are noted at each place; None: no log-probabilities. Not with beams."""
+    echo: bool = False
+    """Whether the prompt's tokens are noted like those of the text, and the text's last token even if it ends it."""
+    choices: tuple[str, ...] = ()
+    """The only texts that the row may have; none: it is free. Not with beams."""
     tell: Callable[[str], None] | None = None
     """Called after every token with the text so far, which may end in half a character. Not with beams."""
 
@@ -42,6 +46,19 @@ class Watching:
             self._logs = scores.float().log_softmax(-1).clamp(min=LEAST)
         return scores
 
+    def note(self, row: int, token: int, logs: torch.Tensor, start: int) -> Token:
+        """Return a token as a row wants it noted.
+
+        Args:
+            row: its place in the batch.
+            token: its id.
+            logs: log-probabilities [vocabulary] at its place.
+            start: characters of text before it.
+        """
+        best = logs.topk(min(self.options[row].top or 0, len(logs)))
+        top = zip(map(self.spell, best.indices.tolist()), best.values.tolist(), strict=True)
+        return Token(self.spell(token), float(logs[token]), tuple(top), start)
+
     def after(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
         """Note and tell the newest token of ids [batch, prompt + new]."""
         for row, options in enumerate(self.options):
@@ -49,10 +66,7 @@ class Watching:
                 continue
             ids: Ids = input_ids[row, self.width :].tolist()
             if options.top is not None and self._logs is not None:
-                best = self._logs[row].topk(min(options.top, self._logs.shape[1]))
-                top = zip(map(self.spell, best.indices.tolist()), best.values.tolist(), strict=True)
-                start, own = len(self.read(ids[:-1])), float(self._logs[row, ids[-1]])
-                self.tokens[row].append(Token(self.spell(ids[-1]), own, tuple(top), start))
+                self.tokens[row].append(self.note(row, ids[-1], self._logs[row], len(self.read(ids[:-1]))))
             if options.tell is not None:
                 options.tell(self.read(ids))
         return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)

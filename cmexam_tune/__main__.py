@@ -23,6 +23,7 @@ PROGRAMS = {
     "evaluate": "score predictions and write a report",
     "judge": "score answers to CMB-Clin's cases by models or people",
     "annotate": "let models propose CMExam's annotations, for people to review",
+    "select": "training data made of sampled answers that the key has judged",
     "export": "write a run as a merged model or adapter",
     "reproduce": "whole rows of the papers, from raw file to table",
     "chat": "ask a trained model questions in the terminal",

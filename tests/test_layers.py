@@ -19,6 +19,7 @@ FLOORS = (
     "exams",
     "prompts",
     "evaluation",
+    "rewards",
     "report",
     "models",
     "quality",

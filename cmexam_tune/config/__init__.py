@@ -22,6 +22,7 @@ from cmexam_tune.config.settings import (
     GenerationConfig,
     ModelConfig,
     PromptConfig,
+    RewardConfig,
     TrainingConfig,
     TuningConfig,
 )
@@ -33,6 +34,7 @@ __all__ = [
     "GenerationConfig",
     "ModelConfig",
     "PromptConfig",
+    "RewardConfig",
     "TrainingConfig",
     "TuningConfig",
     "dump_config",

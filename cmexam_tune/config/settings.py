@@ -220,6 +220,29 @@ class TrainingConfig:
         return int(self.arguments.get("seed", 42))
 
 
+Weight = Annotated[float, Field(ge=0, le=1000)]
+
+
+@dataclass(frozen=True, config=STRICT)
+class RewardConfig:
+    """What an output earns in `training.objective: grpo`: weights of the terms in `cmexam_tune.rewards`."""
+
+    exact: Weight = 0.95
+    """Exactly the right letters, strictly read: one statement of the answer where the style has it."""
+    format: Weight = 0.05
+    """The answer can be read strictly, right or wrong."""
+    partial: Weight = 0.475
+    """Jaccard similarity to the right letters where several are right, and not exactly these were given."""
+    partial_steps: Count | None = 100
+    """Steps over which `partial` fades to nothing; null: it stays."""
+    overlong: Weight = 0.2
+    """Up to -1 for the last 64 tokens before `training.max_completion_length`."""
+    language: Weight = 0.0
+    """Share of Chinese characters outside of the options' texts."""
+    argues: Weight = 0.0
+    """-1 for an explanation that concludes with other letters than are answered."""
+
+
 class TrainingArguments(TypedDict, total=False):
     """Names of `transformers.TrainingArguments` with a range that is checked before anything is loaded."""
 
@@ -324,6 +347,7 @@ class Config:
     tuning: TuningConfig
     training: TrainingConfig
     generation: GenerationConfig
+    reward: RewardConfig
     out: str
     """The run folder."""
 
@@ -345,4 +369,5 @@ SECTIONS: Mapping[str, type[Any]] = {
     "tuning": TuningConfig,
     "training": TrainingConfig,
     "generation": GenerationConfig,
+    "reward": RewardConfig,
 }

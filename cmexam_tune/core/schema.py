@@ -117,6 +117,8 @@ class Prediction:
     explanation: str | None = None
     votes: tuple[str, ...] = field(default=(), metadata=WHERE_SAID)
     """The raw outputs that a majority was taken of."""
+    votes_cut: tuple[int, ...] = field(default=(), metadata=WHERE_SAID)
+    """Which of the votes a limit has cut off, counted from 0."""
     finish: Literal["stop", "length", "error"] | None = field(default=None, metadata=WHERE_SAID)
     """How the output ended: by itself, cut off by a limit, or never written (a request that failed for good)."""
     reason: str | None = field(default=None, metadata=WHERE_SAID)

@@ -224,7 +224,12 @@ def majority(key: str, outputs: Sequence[Prediction]) -> Prediction:
     # `most_common` keeps equals in the order in which they were first counted.
     answer = counts.most_common(1)[0][0] if counts else None
     chosen = next(output for output in outputs if output.answer == answer)
-    return replace(chosen, question_id=key, votes=tuple(output.text for output in outputs))
+    return replace(
+        chosen,
+        question_id=key,
+        votes=tuple(output.text for output in outputs),
+        votes_cut=tuple(number for number, output in enumerate(outputs) if output.finish == "length"),
+    )
 
 
 def summary(result: Mapping[str, Any], *, turns: bool = False) -> str:

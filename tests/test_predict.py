@@ -26,7 +26,7 @@ from cmexam_tune.core.errors import UserError
 from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.evaluation import answer_parsing
 from cmexam_tune.inference import provenance, sharing
-from cmexam_tune.inference.answering import majority
+from cmexam_tune.inference.answering import Repetition, joined, majority
 from cmexam_tune.inference.records import ResumableFile, meta_path
 from cmexam_tune.models.generation.decoder import Decoder
 from cmexam_tune.prompts import order
@@ -285,15 +285,18 @@ def test_votes_are_repeatable_and_go_on_in_the_middle_of_a_question(
     assert [p.votes for p in read(other)] != [p.votes for p in read(whole)]
 
 
+VOTES = Repetition("votes", lambda question: [None] * 2, majority)
+
+
 def test_the_majority_is_cmbs() -> None:
     def of(*letters: str | None, **more: str) -> Prediction:
         outputs = [Prediction(f"q#{i}", f"{i}:{answer}", answer) for i, answer in enumerate(letters)]
-        return majority("q", outputs)
+        return joined("q", VOTES, [None] * len(outputs), outputs)
 
     assert of("A", "B", "B").text == "1:B" and of("B", "A", "A", "B").answer == "B"
     assert of(None, "C", None).answer == "C" and of(None, None) == Prediction("q", "0:None", votes=("0:None", "1:None"))
     failed = [Prediction("q#0", "A", "A"), Prediction("q#1", "", finish="error", reason="429")]
-    assert majority("q", failed) == Prediction("q", "", finish="error", reason="429")
+    assert joined("q", VOTES, [None] * 2, failed) == Prediction("q", "", finish="error", reason="429")
 
 
 def test_examples_come_before_every_question(

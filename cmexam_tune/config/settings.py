@@ -287,8 +287,10 @@ class GenerationConfig:
     """Tokens that a model may think (`<think>`) beside `max_new_tokens` for what follows."""
     votes: Annotated[int, Field(ge=1, le=1000)] = 1
     """Outputs for each question, of which the majority is the answer; more than one needs `do_sample: true`."""
+    orders: Annotated[int, Field(ge=1, le=100)] = 1
+    """Different orders of the options that each question is asked in; the first is the answer, all are reported."""
     seed: Seed = 0
-    """Of sampling: the same seed gives the same outputs, in any batch, after any interruption."""
+    """Of sampling and of `orders`: the same seed gives the same outputs, in any batch, after any interruption."""
     concurrency: Annotated[int, Field(ge=1, le=10_000)] = 16
     """endpoint only: requests that are under way at once."""
     requests_per_minute: Annotated[float, Field(ge=0.001, le=10**6)] | None = None
@@ -308,6 +310,8 @@ class GenerationConfig:
                 f"votes: {self.votes} outputs would all be the same. Add generation.mode=generate and "
                 "generation.do_sample=true (and for example generation.temperature=0.7)"
             )
+        if self.votes > 1 and self.orders > 1:
+            raise ValueError(f"orders: {self.orders} orders of {self.votes} votes: ask for one of the two at a time")
         for name in ("temperature", "top_p", "top_k"):
             silent = self.mode == "generate" and not self.arguments.get("do_sample")
             if silent and self.arguments.get(name) is not None:

@@ -106,6 +106,18 @@ class Example:
 
 
 @dataclass(frozen=True)
+class Sample:
+    """One of several outputs for a question, asked with its options in an order of its own."""
+
+    text: str
+    """The raw model output; its letters are those that the model saw."""
+    order: str | None
+    """Of the options, as `prompts.order.shown` knows it; None is the exam's."""
+    probabilities: Mapping[str, float] | None = None
+    """See `Prediction.probabilities`."""
+
+
+@dataclass(frozen=True)
 class Prediction:
     """What a model wrote for one question, and how it was read."""
 
@@ -123,6 +135,10 @@ class Prediction:
     """How the output ended: by itself, cut off by a limit, or never written (a request that failed for good)."""
     reason: str | None = field(default=None, metadata=WHERE_SAID)
     """Why a request failed."""
+    probabilities: Mapping[str, float] | None = field(default=None, metadata=WHERE_SAID)
+    """Probability of each allowed answer, in the exam's letters, together 1: where the model chose by likelihood."""
+    orders: tuple[Sample, ...] = field(default=(), metadata=WHERE_SAID)
+    """The outputs with the options in several orders; the first of them is `text`."""
 
 
 Scores = Mapping[str, float | int | list[float] | None]

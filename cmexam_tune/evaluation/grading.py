@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from cmexam_tune.core.errors import DataError, UserError
-from cmexam_tune.core.schema import GROUP, Prediction, Question, Scores
+from cmexam_tune.core.schema import GROUP, Prediction, Question, Sample, Scores
 from cmexam_tune.evaluation import scorers, significance, text_metrics
 from cmexam_tune.evaluation.answer_parsing import still_thinking
 from cmexam_tune.evaluation.scorers import Reading, Scorer
@@ -65,6 +65,18 @@ def select(
 
 
 @dataclass(frozen=True)
+class OrderedAnswer:
+    """How the scorer read one of several outputs of a question, each with the options in another order."""
+
+    order: str | None
+    answer: str | None
+    """In the exam's letters."""
+    right: float
+    probabilities: Mapping[str, float] | None
+    """Of the allowed answers, in the exam's letters, where the model chose by likelihood."""
+
+
+@dataclass(frozen=True)
 class Graded:
     """One question, what was predicted, and how the scorer read it."""
 
@@ -79,6 +91,8 @@ class Graded:
     """1 or 0 as the scorer counts; a chance where its script draws letters. 0 where the answer is unpublished."""
     counted: bool = True
     """Whether the question stays in the denominator of accuracy."""
+    orders: tuple[OrderedAnswer, ...] = ()
+    """The answers with the options in several orders; the first of them is `answer`."""
 
     @property
     def correct(self) -> bool:
@@ -126,9 +140,17 @@ def grade(
             counted=shown.answer is not None
             and (scorer.subset is None or scorer.subset(shown))
             and not scorer.drops(prediction.text, reading),
+            orders=tuple(_ordered(scorer, printed, sample) for sample in prediction.orders),
         )
         for i, (printed, (shown, prediction), reading) in enumerate(zip(exam, matched, readings, strict=True))
     ]
+
+
+def _ordered(scorer: Scorer, printed: Question, sample: Sample) -> OrderedAnswer:
+    shown = order.shown(printed, sample.order)
+    answer = scorer.read(sample.text, shown).answer
+    right = scorer.right(answer, shown) if shown.answer is not None else 0.0
+    return OrderedAnswer(sample.order, order.restored(answer, printed, sample.order), right, sample.probabilities)
 
 
 def _text_statistics(

@@ -4,18 +4,19 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TypeVar
 
 from cmexam_tune.config import Config
 from cmexam_tune.core import cli, jsonl
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.core.progress import Progress, duration
-from cmexam_tune.core.schema import Prediction, Question
+from cmexam_tune.core.schema import Prediction, Question, Sample
 from cmexam_tune.inference import loading
 from cmexam_tune.inference.records import FAILED, ResumableFile
 from cmexam_tune.models.completion import Engine, Usage, to_prediction
 from cmexam_tune.prompts import PromptBuilder, PromptRequest
+from cmexam_tune.prompts.order import restored, restored_scores, several
 
 T = TypeVar("T")
 EngineT = TypeVar("EngineT", bound=Engine)
@@ -153,27 +154,39 @@ def answer_missing(
     Raises:
         UserError: examples that cannot be drawn, or a model or settings that cannot be used.
     """
-    missing = [question for question in questions if question.id not in file.known]
-    if source.config.generation.votes > 1 and missing:
-        _vote(file, source, builder, missing, [question.id for question in questions])
+    repetition = repeated(source.config)
+    if repetition is not None and not file.known.issuperset(question.id for question in questions):
+        _repeat(file, source, builder, repetition, questions)
     else:
-        _answer(file, source, builder, {question.id: question for question in questions})
+        order = source.config.prompt.option_order
+        _answer(file, source, builder, {question.id: Asked(question, order) for question in questions})
+
+
+class Asked(NamedTuple):
+    """A question, and the order of its options in which it is asked."""
+
+    question: Question
+    order: str | None
 
 
 def _answer(
-    file: ResumableFile, source: loading.Source, builder: PromptBuilder, questions: Mapping[str, Question]
+    file: ResumableFile, source: loading.Source, builder: PromptBuilder, questions: Mapping[str, Asked]
 ) -> None:
     """Answer the questions, in the exam's letters; the key of each output may differ from its question's id."""
 
     def predictions(engine: Engine, requests: Sequence[PromptRequest]) -> Iterator[Prediction]:
         for prediction in map(to_prediction, engine.answer(requests)):
-            question = questions[prediction.question_id]
-            yield replace(prediction, answer=builder.restored(prediction.answer, question))
+            asked = questions[prediction.question_id]
+            yield replace(
+                prediction,
+                answer=restored(prediction.answer, *asked),
+                probabilities=restored_scores(prediction.probabilities, *asked),
+            )
 
     requests = []
-    for key, question in questions.items():
+    for key, asked in questions.items():
         if key not in file.known:
-            request = builder.request(question)
+            request = builder.request(*asked)
             requests.append(replace(request, question=replace(request.question, id=key)))
     run_missing(
         file,
@@ -186,47 +199,84 @@ def _answer(
     )
 
 
-def _vote(
+@dataclass(frozen=True)
+class Repetition:
+    """Several outputs for each question that become one line."""
+
+    name: str
+    """Of the setting that asks for them; the file that holds the outputs until all are in ends with it."""
+    orders: Callable[[Question], Sequence[str | None]]
+    """The order of the options of each output."""
+    joined: Callable[[Sequence[str | None], Sequence[Prediction]], Prediction]
+    """What orders and outputs of a question, none of which failed, come to."""
+
+
+def repeated(config: Config) -> Repetition | None:
+    """Return how each question is asked several times, None where it is asked once."""
+    generation, order = config.generation, config.prompt.option_order
+    if generation.votes > 1:
+        return Repetition("votes", lambda _: [order] * generation.votes, majority)
+    if generation.orders > 1:
+        return Repetition(
+            "orders", lambda question: several(question, generation.orders, generation.seed, order), in_orders
+        )
+    return None
+
+
+def _repeat(
     file: ResumableFile,
     source: loading.Source,
     builder: PromptBuilder,
+    repetition: Repetition,
     questions: Sequence[Question],
-    keys: Sequence[str],
 ) -> None:
-    """Write the majority of several outputs for each question; the outputs have a file of their own until all are in.
+    """Join several outputs for each question; the outputs have a file of their own until all are in.
 
     The key of an output is `<question>#<number>`: it seeds the sampling, and prediction goes on in the middle of a
     question.
     """
-    count = source.config.generation.votes
-    with ResumableFile(f"{file.path}.votes", file.meta, file.overwrite, file.processes) as votes:
-        _answer(votes, source, builder, {f"{q.id}#{number}": q for q in questions for number in range(count)})
-        file.result.update(votes.result)
-        outputs = {output.question_id: output for output in jsonl.read(votes.path, Prediction)}
+    missing = [question for question in questions if question.id not in file.known]
+    orders = {question.id: repetition.orders(question) for question in missing}
+    asked = {f"{q.id}#{number}": Asked(q, order) for q in missing for number, order in enumerate(orders[q.id])}
+    with ResumableFile(f"{file.path}.{repetition.name}", file.meta, file.overwrite, file.processes) as samples:
+        _answer(samples, source, builder, asked)
+        file.result.update(samples.result)
+        outputs = {output.question_id: output for output in jsonl.read(samples.path, Prediction)}
         file.begin()
         if file.processes.first:
-            for question in questions:
-                file.append(majority(question.id, [outputs[f"{question.id}#{number}"] for number in range(count)]))
-        file.finish(keys)
+            for key, own in orders.items():
+                file.append(joined(key, repetition, own, [outputs[f"{key}#{i}"] for i in range(len(own))]))
+        file.finish([question.id for question in questions])
         # The same command asks failed outputs again, and needs the other outputs of their questions then.
         if not any(output.finish == FAILED for output in outputs.values()):
-            votes.discard()
+            samples.discard()
 
 
-def majority(key: str, outputs: Sequence[Prediction]) -> Prediction:
-    """Return the prediction that most outputs agree on; of equals the one seen first, as CMB counts.
+def joined(key: str, repetition: Repetition, orders: Sequence[str | None], outputs: Sequence[Prediction]) -> Prediction:
+    """Return the line of a question; an output that failed fails the question."""
+    failed = next((output for output in outputs if output.finish == FAILED), None)
+    return replace(failed or repetition.joined(orders, outputs), question_id=key)
 
-    Unreadable outputs do not count; if all are, so is the answer. An output that failed fails the question.
+
+def in_orders(orders: Sequence[str | None], outputs: Sequence[Prediction]) -> Prediction:
+    """Return the output with the options in the first order, and beside it all of them."""
+    samples = zip(outputs, orders, strict=True)
+    return replace(
+        outputs[0], orders=tuple(Sample(output.text, order, output.probabilities) for output, order in samples)
+    )
+
+
+def majority(orders: Sequence[str | None], outputs: Sequence[Prediction]) -> Prediction:
+    """Return the output that most outputs agree on; of equals the one seen first, as CMB counts.
+
+    Unreadable outputs do not count; if all are, so is the answer. All were asked in the same of `orders`.
     """
-    if failed := next((output for output in outputs if output.finish == FAILED), None):
-        return replace(failed, question_id=key)
     counts = Counter(output.answer for output in outputs if output.answer is not None)
     # `most_common` keeps equals in the order in which they were first counted.
     answer = counts.most_common(1)[0][0] if counts else None
     chosen = next(output for output in outputs if output.answer == answer)
     return replace(
         chosen,
-        question_id=key,
         votes=tuple(output.text for output in outputs),
         votes_cut=tuple(number for number, output in enumerate(outputs) if output.finish == "length"),
     )

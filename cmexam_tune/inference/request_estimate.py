@@ -1,6 +1,6 @@
 """What a prediction would send, before anything is sent or loaded."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,7 @@ class Estimate:
 
     questions: int
     requests: int
-    """One for each output: with votes several for each question."""
+    """One for each output: with votes or orders several for each question."""
     characters: int
     """Of all prompts, system messages and examples included, templates not."""
     tokens: int | None
@@ -56,11 +56,22 @@ def estimate(source: Source, questions: str | Path, limit: int | None = None, to
         "\n".join(message["content"] for message in prompt.dialogue()._replace(system=config.prompt.system).messages())
         for prompt in prompts
     ]
-    votes = config.generation.votes
-    tokens = None if tokenizer is None else votes * _tokens(texts, tokenizer)
+    times = _times(source, prompts)
+
+    def whole(lengths: Iterable[int]) -> int:
+        return sum(length * count for length, count in zip(lengths, times, strict=True))
+
+    tokens = None if tokenizer is None else whole(_tokens(texts, tokenizer))
     most = config.generation.arguments.get("max_new_tokens", config.prompt.max_target_length)
-    requests = votes * len(prompts)
-    return Estimate(len(prompts), requests, votes * sum(map(len, texts)), tokens, requests * most)
+    return Estimate(len(prompts), sum(times), whole(map(len, texts)), tokens, sum(times) * most)
+
+
+def _times(source: Source, prompts: Sequence[PromptRequest]) -> list[int]:
+    """Return how often each question is asked; another order of its options changes no length."""
+    repetition = answering.repeated(source.config)
+    if repetition is None:
+        return [1] * len(prompts)
+    return [len(repetition.orders(prompt.question)) for prompt in prompts]
 
 
 def _prompts(source: Source, questions: str | Path, limit: int | None) -> Sequence[PromptRequest]:
@@ -72,11 +83,11 @@ def _prompts(source: Source, questions: str | Path, limit: int | None) -> Sequen
     return [builder.request(question) for question in exam[:limit]]
 
 
-def _tokens(texts: Sequence[str], name: str) -> int:
+def _tokens(texts: Sequence[str], name: str) -> list[int]:
     from transformers import AutoTokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as error:
         raise UserError(f"--tokenizer {name}: cannot be read ({first_line(error)}).") from None
-    return sum(len(ids) for ids in tokenizer(list(texts), add_special_tokens=False)["input_ids"])
+    return [len(ids) for ids in tokenizer(list(texts), add_special_tokens=False)["input_ids"]]

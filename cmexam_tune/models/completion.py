@@ -4,8 +4,9 @@ An engine is a local decoder, a classifier or an address. `to_prediction` is the
 a line of a predictions file. Nothing here needs torch: an address is asked without it.
 """
 
+import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -48,6 +49,8 @@ class Completion:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     """Tokens written, the one that ended the text included."""
+    probabilities: Mapping[str, float] | None = None
+    """Probability of each allowed answer, together 1, where the model chose the most probable one."""
     logprobs: tuple[Token, ...] = ()
     """The tokens of the text, where log-probabilities were asked for."""
     prompt_text: str = ""
@@ -71,7 +74,23 @@ def to_prediction(completion: Completion, *, parse: bool = True) -> Prediction:
     answer, explanation = completion.letters, None
     if parse and completion.finish in ("stop", "length"):
         answer, explanation = answer_parsing.parse(text, question), answer_parsing.split_explanation(text)
-    return Prediction(question.id, text, answer, explanation, finish=completion.finish, reason=completion.reason)
+    return Prediction(
+        question.id,
+        text,
+        answer,
+        explanation,
+        finish=completion.finish,
+        reason=completion.reason,
+        probabilities=completion.probabilities,
+    )
+
+
+def normalised(scores: Mapping[str, float]) -> dict[str, float]:
+    """Return answer -> probability among these answers alone, of their log-probabilities, to four digits."""
+    most = max(scores.values())
+    weights = {letters: math.exp(score - most) for letters, score in scores.items()}
+    total = sum(weights.values())
+    return {letters: float(f"{weight / total:.4g}") for letters, weight in weights.items()}
 
 
 @dataclass

@@ -111,8 +111,8 @@ class PromptBuilder:
         self.style, self.order = resolve_style(config), config.option_order
         self._shots = Shots(pool, questions, self.style, config.shots, config.shots_seed) if config.shots else None
 
-    def request(self, question: Question) -> PromptRequest:
-        """Return the request for a question; its options may stand in another order, see `restored`.
+    def request(self, question: Question, option_order: str | None = None) -> PromptRequest:
+        """Return the request for a question, its options in this order, or else in the config's; see `order.restored`.
 
         Raises:
             DataError: too few examples for a question of that class.
@@ -120,11 +120,7 @@ class PromptBuilder:
         examples = () if self._shots is None else self._shots.of(question)
         return PromptRequest(
             # Requests hold the question as shown: engines and allowed answers work with the shown letters only.
-            order.shown(question, self.order),
+            order.shown(question, option_order or self.order),
             lambda shown: prompt(shown, self.style),
             examples=tuple(Turn(example.prompt, example.completion) for example in examples),
         )
-
-    def restored(self, answer: str | None, question: Question) -> str | None:
-        """Return the exam's letters for an answer to `request(question)`."""
-        return order.restored(answer, question, self.order)

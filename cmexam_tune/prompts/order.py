@@ -6,8 +6,10 @@ and every letter in the explanation that could be an option's clearly is. Every 
 """
 
 import dataclasses
+import math
 import random
 import re
+from collections.abc import Mapping
 
 from cmexam_tune.core.schema import Question, letters
 from cmexam_tune.prompts.question_checks import contradicted, not_shufflable
@@ -62,6 +64,37 @@ def moved(question: Question, order: str) -> dict[str, str]:
     mixed = list(places)
     random.Random(f"{number}/{question.id}").shuffle(mixed)
     return dict(zip(places, mixed, strict=True))
+
+
+def several(question: Question, count: int, seed: int, first: str | None = None) -> list[str | None]:
+    """Return at most `count` different orders of a question's options, `first` before all others.
+
+    The others are rotations, in an order drawn from seed and id: over all of them every text stands once under every
+    letter, so that a preference for a letter cancels. Where they are used up, shuffles follow. A question whose order
+    carries meaning has its first order only.
+    """
+    if not_shufflable(question):
+        return [first]
+    dice = random.Random(f"orders {seed}/{question.id}")
+    turns = [f"rotate:{by}" for by in range(len(question.options))]
+    dice.shuffle(turns)
+    orders, known = [first], {tuple(moved(question, first or "rotate:0").values())}
+    while len(orders) < min(count, math.factorial(len(question.options))):
+        following = turns.pop() if turns else f"shuffle:{dice.randrange(10**9)}"
+        places = tuple(moved(question, following).values())
+        if places not in known:
+            known.add(places)
+            orders.append(following)
+    return orders
+
+
+def restored_scores(
+    scores: Mapping[str, float] | None, question: Question, order: str | None
+) -> dict[str, float] | None:
+    """Return `scores` of answers to `shown(question, order)` by the exam's letters."""
+    if scores is None:
+        return None
+    return {restored(answer, question, order) or "": value for answer, value in scores.items()}
 
 
 def shuffled(question: Question, seed: int) -> Question:

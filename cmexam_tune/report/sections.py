@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 from cmexam_tune.core.schema import Scores
 from cmexam_tune.evaluation import breakdowns, grading
 from cmexam_tune.evaluation.breakdowns import Breakdown, Cell, Consistency, Name, PartialCredit, Share, Subset
+from cmexam_tune.evaluation.calibration import Calibration, calibration
 from cmexam_tune.evaluation.comparison import Comparison, Pair, ScoreDecomposition, text_intervals
 from cmexam_tune.evaluation.grading import Graded
+from cmexam_tune.evaluation.option_orders import OptionOrders, option_orders
 from cmexam_tune.evaluation.scorers import Scorer
 from cmexam_tune.report import baselines
 from cmexam_tune.report.table import COLUMNS, Bar, Table, Text, cell, escape_markdown, for_page, short
@@ -329,12 +331,86 @@ def _share_of(part: int, whole: int) -> str:
     return f"{100 * part / whole:.1f}" if whole else "-"
 
 
+def _orders(found: OptionOrders) -> list[Table]:
+    lines = [
+        (Text("in the first order", "第一种顺序"), cell("", found.first), ""),
+        (Text("mean over the orders", "各顺序平均"), cell("", found.mean), cell("", found.mean_ci)),
+        (Text("right in every order", "所有顺序都答对"), cell("", found.all_right), cell("", found.all_right_ci)),
+        (Text("answer changes", "答案改变"), cell("", found.changed), cell("", found.changed_ci)),
+    ]
+    if found.debiased is not None:
+        lines += [
+            (Text("one letter, first order", "单个字母的题，第一种顺序"), cell("", found.probable_first), ""),
+            (Text("the same, debiased (PriDe)", "同上，消除字母偏好（PriDe）"), cell("", found.debiased), ""),
+            (Text("the same, mean probability", "同上，各顺序概率平均"), cell("", found.averaged), ""),
+        ]
+    note = Text(
+        f"{found.n} questions in up to {found.orders} orders of their options; {found.one_order} others have one order "
+        "only, because their options speak of each other",
+        f"{found.n} 道题以至多 {found.orders} 种选项顺序提问；另有 {found.one_order} 道题的选项互相指涉，只有一种顺序",
+    )
+    deviation = "-" if found.recall_deviation is None else f"{found.recall_deviation:.1f}"
+    letters = Text(
+        f"Askings with one right letter. Deviation of the recalls: {deviation} points (0: no letter is preferred)",
+        f"仅含单选题。各字母召回率的标准差：{deviation} 个百分点（0 表示没有偏好）",
+    )
+    shares = tuple(
+        (item.letter, *(cell("", value) for value in (item.right, item.given, item.recall, item.prior)))
+        for item in found.letters
+    )
+    percent = Text("% of questions", "占题数 %")
+    head = (
+        Text("letter", "字母"),
+        Text("right %", "为正确答案 %"),
+        Text("given %", "被选 %"),
+        Text("recall %", "召回率 %"),
+        Text("prior %", "先验 %"),
+    )
+    return [
+        Table(("", percent, Text("95% CI", "95% 区间")), tuple(lines), Text("Order of the options", "选项顺序"), note),
+        Table(head, shares, Text("Letters as the model saw them", "模型所见的字母"), letters),
+    ]
+
+
+def _calibration(found: Calibration) -> list[Table]:
+    lines = (
+        (Text("accuracy", "正确率"), cell("", found.accuracy), ""),
+        (Text("mean probability of the answers", "所答选项的平均概率"), cell("", found.confidence), ""),
+        (Text("expected calibration error", "期望校准误差（ECE）"), cell("", found.ece), cell("", found.ece_ci)),
+        (
+            Text(f"accuracy of the surest {found.coverage:.0f}%", f"最有把握的 {found.coverage:.0f}% 题的正确率"),
+            cell("", found.covered_accuracy),
+            cell("", found.covered_ci),
+        ),
+    )
+    note = Text(
+        f"{found.n} questions. Probabilities are among the allowed answers only; the surest are those of at least "
+        f"{found.threshold:.1f}%. By chance alone the error stays below {found.ece_by_chance:.2f}. Bars: accuracy of "
+        "the answers of such a probability, marks: their mean probability",
+        f"共 {found.n} 题。概率只在允许的答案之间计算；最有把握的题概率不低于 {found.threshold:.1f}%。"
+        f"仅由偶然造成的误差低于 {found.ece_by_chance:.2f}。"
+        "条形为该概率区间内的正确率，标记为平均概率",
+    )
+    head = ("", "%", Text("95% CI", "95% 区间"))
+    return [Table(head, lines, Text("Calibration", "校准"), note)]
+
+
+def _reliability(found: Calibration) -> list[Bar]:
+    mean = Text("mean probability", "平均概率")
+    return [
+        Bar(f"{part.low:.0f}-{part.high:.0f}% (n={part.n})", part.accuracy, part.accuracy_ci, {mean: part.confidence})
+        for part in found.bins
+    ]
+
+
 SECTIONS: tuple[Section, ...] = (
     Section("intervals", lambda of: text_intervals(of.graded, of.scorer.smoothing), _intervals),
     Section("partial_credit", lambda of: breakdowns.partial_credit(of.graded), _credit),
     Section("baselines", lambda of: baselines.compute([item.question for item in of.graded]), _guessing),
     Section("by_length", lambda of: breakdowns.by_length(of.graded, of.score), _lengths, _length_bars),
     Section("confusion", lambda of: breakdowns.confusion(of.graded)),
+    Section("calibration", lambda of: calibration(of.graded), _calibration, _reliability, Text("Calibration", "校准")),
+    Section("orders", lambda of: option_orders(of.graded), _orders, title=Text("Order of the options", "选项顺序")),
     Section("explanations", lambda of: breakdowns.consistency(of.graded), _consistency),
 )
 """In the order in which the files show them."""

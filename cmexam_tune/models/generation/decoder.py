@@ -20,7 +20,7 @@ from cmexam_tune.core.schema import Question
 from cmexam_tune.evaluation.answer_parsing import HALF, THINK, THOUGHT, letter_sets
 from cmexam_tune.models import Loaded, features
 from cmexam_tune.models.causal import Codec, left_padded
-from cmexam_tune.models.completion import Completion, Token, windows
+from cmexam_tune.models.completion import Completion, Token, normalised, windows
 from cmexam_tune.models.features import Ids
 from cmexam_tune.models.generation import kv_cache, sampling
 from cmexam_tune.models.generation.allowed_answers import AnswerComplete, AnswerTrie, OnlyAllowed
@@ -512,7 +512,8 @@ class Likelihood(Choice):
             if generation.length_normalization:
                 ids = self.decoder.allowed_answers(item.question)
                 scores = {letters: value / len(ids[letters]) for letters, value in scores.items()}
-            yield self.completion(item, max(scores, key=scores.__getitem__))
+            chosen = self.completion(item, max(scores, key=scores.__getitem__))
+            yield replace(chosen, probabilities=normalised(scores))
 
     def scores(self, items: Sequence[Item], *, whole: bool = True) -> Iterator[tuple[Item, dict[str, float]]]:
         """Yield each item with the log-probability of each of its allowed answers, summed over the answer's tokens.

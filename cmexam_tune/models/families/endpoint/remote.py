@@ -14,7 +14,7 @@ from cmexam_tune.core import cli
 from cmexam_tune.core.errors import ConfigError, UserError
 from cmexam_tune.core.schema import Question
 from cmexam_tune.evaluation.answer_parsing import letter_sets
-from cmexam_tune.models.completion import Completion, Token
+from cmexam_tune.models.completion import Completion, Token, normalised
 from cmexam_tune.models.families.endpoint.client import Body, Client
 from cmexam_tune.prompts import PromptRequest
 
@@ -159,7 +159,9 @@ class Remote:
         for completion in self._send(requests, lambda item: self._request(item, fields, forced=forced)):
             if completion.logprobs:
                 tokens = completion.logprobs if forced else _from_letter(completion)
-                yield self._chosen(completion, _best(tokens, completion.request.question))
+                scores = _scores(tokens, completion.request.question)
+                chosen = self._chosen(completion, max(scores, key=scores.__getitem__, default=None))
+                yield replace(chosen, probabilities=normalised(scores) if scores else None)
             elif completion.finish == "error":
                 yield completion
             else:
@@ -267,10 +269,14 @@ def _from_letter(completion: Completion) -> tuple[Token, ...]:
     return () if start is None else completion.logprobs[start:]
 
 
-def _best(tokens: Sequence[Token], question: Question) -> str | None:
-    """Return the most probable letter at the first of `tokens`; None if no letter is among the most probable."""
-    texts = (text.strip() for text, _ in (tokens[0].top if tokens else ()))
-    return next((text for text in texts if text in question.options), None)
+def _scores(tokens: Sequence[Token], question: Question) -> dict[str, float]:
+    """Return letter -> log-probability at the first of `tokens`, of the letters that are among the most probable."""
+    scores: dict[str, float] = {}
+    for text, logprob in tokens[0].top if tokens else ():
+        if text.strip() in question.options:
+            # Best first: `A` and ` A` are two tokens, of which the likelier counts.
+            scores.setdefault(text.strip(), logprob)
+    return scores
 
 
 def _settings(config: Config) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -15,13 +15,13 @@ from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.core.schema import Prediction, Question, Sample
 from cmexam_tune.evaluate import evaluate
 from cmexam_tune.evaluation import grading
-from cmexam_tune.evaluation.calibration import calibration
-from cmexam_tune.evaluation.option_orders import option_orders
 from cmexam_tune.inference import request_estimate
 from cmexam_tune.inference.loading import Source
 from cmexam_tune.inference.records import ResumableFile
 from cmexam_tune.predict import predict
 from cmexam_tune.prompts import order
+from cmexam_tune.report.calibration import calibration
+from cmexam_tune.report.option_orders import option_orders
 
 LETTERS = "ABCDE"
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from cmexam_tune.core.schema import Scores
 from cmexam_tune.evaluation import breakdowns, grading
 from cmexam_tune.evaluation.breakdowns import Breakdown, Cell, Consistency, Name, PartialCredit, Share, Subset
-from cmexam_tune.evaluation.calibration import Calibration, calibration
 from cmexam_tune.evaluation.comparison import Comparison, Pair, ScoreDecomposition, text_intervals
 from cmexam_tune.evaluation.grading import Graded
-from cmexam_tune.evaluation.option_orders import OptionOrders, option_orders
 from cmexam_tune.evaluation.scorers import Scorer
 from cmexam_tune.report import baselines
+from cmexam_tune.report.calibration import Calibration, calibration
+from cmexam_tune.report.option_orders import OptionOrders, option_orders
 from cmexam_tune.report.table import COLUMNS, Bar, Table, Text, cell, escape_markdown, for_page, short
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     from cmexam_tune.models.families import Loaded
 
-Format = Literal["hf", "peft", "chatglm"]
+Format = Literal["hf", "released", "peft", "chatglm"]
+WHOLE: tuple[Format, ...] = ("hf", "released")
 PROGRAM = "export"
-FORMATS: tuple[Format, ...] = ("hf", "peft", "chatglm")
 PROBES = (
     "患者，男，45岁，反复上腹痛3年，餐后缓解，最可能的诊断是",
     "问题: 下列药物中属于β受体阻断药的是, \n 选项: A 普萘洛尔\nB 硝苯地平\nC 卡托普利",
@@ -46,9 +46,11 @@ def export(
     Args:
         run: folder of a finished training run, or several with LoRA on one base: the exact mean of their updates.
         out: folder to write; it appears only when the export has been read back and gives the same logits.
-        merge: put a LoRA adapter into its base; the result is a plain transformers model.
-        format: `hf` (whole model), `peft` (adapter) or `chatglm` (prefix in the ChatGLM authors' format). Default:
-            whole models as they are, adapters as adapters, with `merge` hf.
+        merge: put a LoRA adapter into its base; the result is a whole model.
+        format: `hf` (whole model as transformers loads it), `released` (whole model in the layout of its release:
+            Baichuan, Qwen-1, InternLM), `peft` (adapter) or `chatglm` (prefix in the ChatGLM authors' format).
+            Default: adapters as adapters, whole models and with `merge` hf, or released where transformers has no
+            such network (Baichuan-13B).
         overwrite: replace an earlier export at `out`; nothing else is ever replaced.
         overrides: changes to the run's config, for example a base model that has moved.
 
@@ -68,7 +70,7 @@ def export(
     base = [config.model.model_name_or_path, config.model.adapter_name_or_path]
     files.check_folder(out, PROGRAM, overwrite, keep=[path for path in base if path and Path(path).exists()])
     chosen = _format(config, merge, format)
-    writer = {"hf": _whole, "peft": _adapter, "chatglm": _authors}[chosen]
+    writer = {"hf": _whole, "released": _whole, "peft": _adapter, "chatglm": _authors}[chosen]
     # The adapter goes onto whole weights, also where it was trained beside weights of 4 bits.
     with contextlib.ExitStack() as held:
         if len(given) > 1:
@@ -76,9 +78,9 @@ def export(
         scores = model_card.read_scores(run)  # a damaged file is told before minutes are spent on the weights
         _, loaded = runs.load(run, [*overrides, "model.load_in_4bit=false"])
         # Before the writer gives the tokenizer a chat template of its own.
-        ollama = modelfile.written(config, loaded) if chosen == "hf" else None
+        ollama = modelfile.written(config, loaded) if chosen in WHOLE else None
         staged = held.enter_context(files.new_folder(target, PROGRAM, overwrite))
-        writer(config, loaded, Path(run) / runs.ADAPTER, staged)
+        writer(config, loaded, Path(run) / runs.ADAPTER, staged, chosen)
         if isinstance(ollama, modelfile.Modelfile):
             (staged / "Modelfile").write_text(ollama.text(), encoding="utf-8", newline="\n")
         card = model_card.card(config, loaded, chosen, ollama, scores=scores, averaged=len(given))
@@ -93,14 +95,14 @@ def _format(config: Config, merge: bool, wanted: Format | None) -> Format:
     family, method = runs.parts(config)
     standalone, name = method.standalone, config.tuning.method
     chosen: Format = wanted or ("hf" if merge or standalone else "peft")
-    if merge and chosen != "hf":
+    if merge and chosen not in WHOLE:
         raise UserError(f"--merge gives a whole model, --format {chosen} does not. Leave one of them out.")
     if merge and standalone:
         raise UserError(f"--merge: a run with tuning.method={name} is a whole model already. Leave it out.")
-    if chosen == "hf" and not standalone and not method.merges:
+    if chosen in WHOLE and not standalone and not method.merges:
         raise UserError("a prefix cannot be merged into weights. Use --format peft, or chatglm for ChatGLM models.")
-    if chosen == "hf" and not standalone and not merge:
-        raise UserError("--format hf: the run is an adapter. Add --merge to put it into its base model.")
+    if chosen in WHOLE and not standalone and not merge:
+        raise UserError(f"--format {chosen}: the run is an adapter. Add --merge to put it into its base model.")
     if chosen == "peft" and standalone:
         raise UserError(f"--format peft: a run with tuning.method={name} is a whole model. Use --format hf.")
     if chosen == "chatglm" and not (method.is_prefix and family.takes_authors_prefix):
@@ -110,12 +112,21 @@ def _format(config: Config, merge: bool, wanted: Format | None) -> Format:
             f"--format peft: the adapter sits on {config.model.model_name_or_path} plus "
             f"{config.model.adapter_name_or_path}, which PEFT cannot name as a base. Use --merge."
         )
+    if chosen in WHOLE and chosen not in (possible := family.whole_formats(config.model)):
+        if wanted is None:
+            return possible[0]
+        why = {
+            "hf": "transformers has no class that computes what this model does (ALiBi)",
+            "released": f"{config.model.model_name_or_path} is laid out as transformers' own class",
+        }
+        raise UserError(f"--format {chosen}: {why[chosen]}. Use --format {possible[0]}.")
     return chosen
 
 
-def _whole(config: Config, loaded: "Loaded", adapter: Path, out: Path) -> None:
-    """Write a plain transformers model: merged if the run is an adapter."""
+def _whole(config: Config, loaded: "Loaded", adapter: Path, out: Path, format: Format) -> None:
+    """Write a whole model, merged if the run is an adapter, as transformers' own class or as it was released."""
     from cmexam_tune.interop.exporting import saved_files
+    from cmexam_tune.models.released import Release
     from cmexam_tune.training.run_directory import run as runs
 
     family, method = runs.parts(config)
@@ -126,6 +137,8 @@ def _whole(config: Config, loaded: "Loaded", adapter: Path, out: Path) -> None:
     if family.task == "generate":
         # Training turned the cache off; whoever loads the export expects transformers' default.
         model.config.use_cache = True
+    if format == "hf" and isinstance(model, Release):
+        model = model.in_transformers()
     model.save_pretrained(out)
     saved_files.save_tokenizer(config, loaded, out)
     saved_files.add_older_names(out)
@@ -141,7 +154,7 @@ def _whole(config: Config, loaded: "Loaded", adapter: Path, out: Path) -> None:
     _compare(expected, lambda: family.load(there), "the exported model")
 
 
-def _adapter(config: Config, loaded: "Loaded", adapter: Path, out: Path) -> None:
+def _adapter(config: Config, loaded: "Loaded", adapter: Path, out: Path, format: Format) -> None:
     """Copy the adapter, with the tokenizer, and read it back with PEFT alone."""
     from cmexam_tune.interop.exporting import saved_files
     from cmexam_tune.models.families import Loaded
@@ -161,7 +174,7 @@ def _adapter(config: Config, loaded: "Loaded", adapter: Path, out: Path) -> None
         cli.note("note: PEFT has no prefix for this family's models; the adapter works with cmexam_tune only.")
 
 
-def _authors(config: Config, loaded: "Loaded", adapter: Path, out: Path) -> None:
+def _authors(config: Config, loaded: "Loaded", adapter: Path, out: Path, format: Format) -> None:
     """Write the prefix as the ChatGLM authors' trainer does."""
     from cmexam_tune.models.families.chatglm.authors_prefix import write_authors_prefix
 
@@ -197,6 +210,7 @@ def _compare(expected: "list[torch.Tensor]", load: "Callable[[], Loaded]", what:
 
 EXAMPLES = """examples:
   cmexam-tune export --run runs/lora_llama --out models/exam-llama --merge
+  cmexam-tune export --run runs/lora_baichuan2 --out models/exam-baichuan2 --merge --format released
   cmexam-tune export --run runs/lora_llama --out adapters/exam-llama --format peft
   cmexam-tune export --run runs/ptuning_chatglm --out adapters/exam-chatglm --format chatglm
   cmexam-tune export --task lm-eval --questions data/cmexam/test.questions.jsonl --out tasks/cmexam

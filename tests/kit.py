@@ -2,12 +2,14 @@
 
 import functools
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cmexam_tune import config, tiny
+from cmexam_tune import config, prompts, tiny
 from cmexam_tune.config import Config
-from cmexam_tune.core.schema import Question
+from cmexam_tune.core.schema import Question, Turn
+from cmexam_tune.prompts import PromptRequest
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
@@ -58,3 +60,15 @@ def changed(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
         else:
             values[section] = value
     return values
+
+
+def with_examples(asked: list[Question], config: Config) -> list[PromptRequest]:
+    """Two classes with two examples each, and two questions that share theirs with none."""
+    pool = questions(60)[50:]
+    made = []
+    for place, one in enumerate(prompts.default_prompts(asked, config)):
+        some = pool[2 * (place % 2) :][:2] if place < len(asked) - 2 else pool[place % 5 + 4 :][:2]
+        made.append(replace(one, examples=tuple(
+            Turn(e.prompt, e.completion) for e in (prompts.render(q, config.prompt.style) for q in some)
+        )))  # fmt: skip
+    return made

@@ -198,9 +198,12 @@ def test_what_zero3_gathers_has_each_shared_matrix_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"target_modules": ("q_proj",)}, "q_proj is called query_key_value in this checkpoint"),
+        (
+            {"target_modules": ("q_proj", "query_key_value")},
+            r"query_key_value is the checkpoint.s name and q_proj that",
+        ),
         ({"target_modules": ("W_pack",)}, "W_pack"),
-        ({"modules_to_save": ("lm_head",)}, "lm_head is called output_layer"),
+        ({"modules_to_save": ("lm_head",)}, r"lm_head that of transformers \(transformer.output_layer in the ch"),
         ({"modules_to_save": ("nothing",)}, "no module called 'nothing'"),
     ],
 )

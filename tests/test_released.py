@@ -5,12 +5,16 @@ pytest -q tests/test_released.py
 
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from peft import PeftModel
+from released_models import FUSED, KINDS, make
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -21,27 +25,7 @@ from cmexam_tune.models.adapters.lora import LoRA
 from cmexam_tune.models.families.llama import Llama
 from cmexam_tune.models.released import baichuan
 
-SMALL = {"hidden_size": 24, "num_attention_heads": 3, "intermediate_size": 32, "num_hidden_layers": 2, "vocab_size": 40}
-KINDS: dict[str, dict[str, Any]] = {
-    "baichuan": {"model_type": "baichuan", "max_position_embeddings": 64},
-    "baichuan2_alibi": {"model_type": "baichuan", "model_max_length": 64, "tokenizer_class": "BaichuanTokenizer"},
-    "qwen": {"model_type": "qwen", "kv_channels": 8, "seq_length": 64},
-    "internlm": {"model_type": "internlm"},
-    "internlm2": {"model_type": "internlm2", "num_attention_heads": 6, "num_key_value_heads": 2, "hidden_size": 48},
-}
-FUSED = {"baichuan": "W_pack", "baichuan2_alibi": "W_pack", "qwen": "c_attn", "internlm2": "wqkv"}
 IDS = torch.tensor([[5, 9, 3, 30, 7, 7, 21]])
-
-
-def make(kind: str) -> Any:
-    """A small model with random weights, as transformers' auto classes make it from the released keys."""
-    values = {**SMALL, **KINDS[kind]}
-    torch.manual_seed(1)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**values)).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn_like(parameter) / math.sqrt(parameter.shape[-1]))
-    return model
 
 
 LLAMA_7B = {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32}
@@ -131,6 +115,105 @@ def test_lora_on_a_fused_matrix(kind: str, tmp_path: Path) -> None:
     assert torch.allclose(tuned(input_ids=IDS).logits, plain(input_ids=IDS).logits, atol=1e-4)
     opened = layouts.open_lora(make(kind), str(tmp_path / "adapter")).merge_and_unload().eval()
     assert torch.allclose(opened(input_ids=IDS).logits, plain(input_ids=IDS).logits, atol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Folder of each model that transformers has a class for, saved as that class."""
+    folders = {kind: tmp_path_factory.mktemp(kind) for kind in KINDS if not kind.endswith("_alibi")}
+    for kind, folder in folders.items():
+        make(kind).in_transformers().save_pretrained(folder)
+    return folders
+
+
+LOADS = """
+import sys, torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+for folder in sys.argv[1:]:
+    expected = load_file(folder + "/expected")
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert "cmexam_tune" not in sys.modules
+    print(type(model).__name__, float((model(input_ids=expected["ids"]).logits - expected["logits"]).abs().max()))
+"""
+
+
+def test_they_are_what_transformers_has(plain: dict[str, Path]) -> None:
+    for kind, folder in plain.items():
+        model = AutoModelForCausalLM.from_pretrained(folder)
+        assert type(model).__module__.startswith("transformers.")
+        assert (model(input_ids=IDS).logits - make(kind)(input_ids=IDS).logits).abs().max() < 1e-5
+    config = json.loads((plain["qwen"] / "config.json").read_text())
+    assert config["max_position_embeddings"] == 64, "beyond seq_length they differ"
+    lengths = load_file(plain["baichuan2"] / "model.safetensors")["lm_head.weight"].norm(dim=1)
+    assert torch.allclose(lengths, torch.ones(40))
+
+
+@pytest.mark.slow
+def test_plain_transformers_loads_them(plain: dict[str, Path]) -> None:
+    """In a process that knows nothing of this package."""
+    for kind, folder in plain.items():
+        save_file({"ids": IDS, "logits": make(kind)(input_ids=IDS).logits.detach()}, folder / "expected")
+    words = [sys.executable, "-c", LOADS, *map(str, plain.values())]
+    done = subprocess.run(words, capture_output=True, text=True, cwd="/", check=True)
+    names, differences = zip(*(line.split() for line in done.stdout.splitlines()), strict=True)
+    assert names == ("LlamaForCausalLM", "LlamaForCausalLM", "Qwen2ForCausalLM", "LlamaForCausalLM", "LlamaForCausalLM")
+    assert max(map(float, differences)) < 1e-5
+
+
+def test_transformers_has_no_alibi() -> None:
+    with pytest.raises(ValueError, match="no class of transformers"):
+        make("baichuan_alibi").in_transformers()
+
+
+@pytest.mark.parametrize("kind", ["baichuan", "baichuan2", "qwen", "internlm2"])
+@pytest.mark.parametrize("targets", [("q_proj", "v_proj"), r".*\.1\..*\.(k|o)_proj", ("q_proj", "k_proj", "v_proj")])
+def test_lora_by_the_names_of_transformers(kind: str, targets: Any, plain: dict[str, Path], tmp_path: Path) -> None:
+    """Every matrix has an update of its own; the adapter is one for the same model in transformers' class."""
+    method = LoRA()
+    torch.manual_seed(3)
+    tuned: Any = method.attach(make(kind), Llama(), method.Settings(r=2, lora_alpha=4, target_modules=targets)).eval()
+    factors = [p for name, p in tuned.named_parameters() if "lora_" in name]
+    assert len(factors) == (4 if isinstance(targets, str) else 4 * len(targets))
+    with torch.no_grad():
+        for parameter in factors:
+            parameter.copy_(torch.randn_like(parameter) / 4)
+    method.save(tuned, tmp_path)
+    logits = tuned(input_ids=IDS).logits
+    assert (logits - make(kind)(input_ids=IDS).logits).abs().max() > 0.01
+    alone = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(plain[kind]), str(tmp_path)).eval()
+    assert (alone(input_ids=IDS).logits - logits).abs().max() < 1e-5
+    again = method.attach(make(kind), Llama(), method.Settings(r=2, lora_alpha=4, target_modules=targets)).eval()
+    method.load(again, tmp_path)
+    assert torch.equal(again(input_ids=IDS).logits, logits)
+    merged = layouts.open_lora(make(kind), str(tmp_path)).merge_and_unload().eval()
+    assert (merged(input_ids=IDS).logits - logits).abs().max() < 1e-4
+    merged.save_pretrained(tmp_path / "merged")
+    assert any(FUSED.get(kind, "W_pack") in name for name in load_file(tmp_path / "merged" / "model.safetensors"))
+
+
+def test_names_of_both_kinds_are_refused() -> None:
+    method = LoRA()
+    with pytest.raises(UserError, match=r"c_attn is the checkpoint's name and o_proj that of transformers \(.*c_proj"):
+        method.attach(make("qwen"), Llama(), method.Settings(target_modules=("c_attn", "o_proj")))
+
+
+def test_no_lora_beside_a_normalised_head(tmp_path: Path) -> None:
+    """There W + BA is not what the sum of both would compute; trained whole it is right."""
+    method = LoRA()
+    for targets in (("W_pack", "lm_head"), ("q_proj", "lm_head")):
+        with pytest.raises(UserError, match=r"lm_head .*\(NormHead\).*tuning\.modules_to_save"):
+            method.attach(make("baichuan2"), Llama(), method.Settings(target_modules=targets))
+    method.attach(make("baichuan"), Llama(), method.Settings(target_modules=("W_pack", "lm_head")))
+    settings = method.Settings(modules_to_save=("lm_head",))
+    tuned: Any = method.attach(make("baichuan2"), Llama(), settings).eval()
+    with torch.no_grad():
+        for parameter in (parameter for parameter in tuned.parameters() if parameter.requires_grad):
+            parameter.add_(torch.randn_like(parameter) / 4)
+    method.save(tuned, tmp_path)
+    merged = layouts.open_lora(make("baichuan2"), str(tmp_path)).merge_and_unload().eval()
+    assert isinstance(merged.lm_head, baichuan.NormHead)
+    assert (merged(input_ids=IDS).logits - tuned(input_ids=IDS).logits).abs().max() < 1e-4
 
 
 def test_a_name_that_two_modules_share_means_both() -> None:

@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from cmexam_tune import __main__ as programs
 from cmexam_tune.config import ModelConfig
 from cmexam_tune.core import jsonl
+from cmexam_tune.core.errors import UserError
 from cmexam_tune.models import checkpoint, released
 from cmexam_tune.training.run_directory import run as runs
 
@@ -96,6 +97,10 @@ def test_disc_medllm_in_full_on_two_processes(folder: Path) -> None:
     assert not programs.main(["export", "--run", str(folder / "alone"), "--out", str(folder / "exported")])
     names = set(load_file(folder / "exported" / "model.safetensors"))
     assert names == set(load_file(folder / "disc" / "model.safetensors"))
+    assert "cmexam_tune.models.released" in (folder / "exported" / "README.md").read_text(encoding="utf-8")
+    with pytest.raises(UserError, match=r"--format hf: transformers has no class .* Use --format released"):
+        programs.main(["export", "--run", str(folder / "alone"), "--out", str(folder / "no"), "--format", "hf"])
+    assert not (folder / "no").exists()
     assert not (folder / "exported" / "Modelfile").exists(), "Ollama does not read W_pack"
     whole = ["--config", "zeroshot_disc_medllm_cmb.yaml", f"model.model_name_or_path={folder / 'exported'}"]
     assert predicted(folder, whole, "q.jsonl") == answers
@@ -124,11 +129,15 @@ def test_baichuan2_with_adapters(folder: Path, method: str) -> None:
     adapter = load_file(folder / method / "adapter" / "adapter_model.safetensors")
     assert any("W_pack.lora_B" in name for name in adapter)
     assert not any("q_proj" in name or "lm_head" in name for name in adapter)
-    merged = folder / "merged"
-    assert not programs.main(["export", "--run", str(folder / method), "--merge", "--out", str(merged)])
-    before, after = (load_file(place / "model.safetensors") for place in (folder / model, merged))
+    export = ["export", "--run", str(folder / method), "--merge", "--out"]
+    for format in ("hf", "released"):
+        merged = folder / f"merged_{format}"
+        assert not programs.main([*export, str(merged), "--format", format])
+        whole = ["--config", "lora_baichuan2.yaml", f"model.model_name_or_path={merged}"]
+        assert predicted(folder, whole, f"merged_{format}.jsonl") == answers
+        tokenizer = checkpoint.read_tokenizer(ModelConfig("llama", str(merged)))
+        assert isinstance(tokenizer, released.RoleTokenizer)
+    before, after = (load_file(place / "model.safetensors") for place in (folder / model, folder / "merged_released"))
+    assert set(after) == set(before)
     assert torch.equal(after["lm_head.weight"], before["lm_head.weight"]), "NormHead is not written over"
-    whole = ["--config", "lora_baichuan2.yaml", f"model.model_name_or_path={merged}"]
-    assert predicted(folder, whole, "merged.jsonl") == answers
-    tokenizer = checkpoint.read_tokenizer(ModelConfig("llama", str(merged)))
-    assert isinstance(tokenizer, released.RoleTokenizer)
+    assert json.loads((folder / "merged_hf" / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]

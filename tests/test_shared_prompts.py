@@ -5,17 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from kit import checkpoint, make_config, questions
+from kit import checkpoint, make_config, questions, with_examples
 
-from cmexam_tune import prompts
 from cmexam_tune.config import Config
-from cmexam_tune.core.schema import Question, Turn
 from cmexam_tune.models import adapters, families
 from cmexam_tune.models.completion import to_prediction
 from cmexam_tune.models.families import Loaded
 from cmexam_tune.models.generation import kv_cache
 from cmexam_tune.models.generation.decoder import Likelihood
-from cmexam_tune.prompts import PromptRequest, default_prompts
 
 
 def world(family: str, method: str) -> tuple[Any, Loaded, Config]:
@@ -33,18 +30,6 @@ def world(family: str, method: str) -> tuple[Any, Loaded, Config]:
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.05)
     return module, Loaded(model, tokenizer), config
-
-
-def with_examples(asked: list[Question], config: Config) -> list[PromptRequest]:
-    """Two classes with two examples each, and two questions that share theirs with none."""
-    pool = questions(60)[50:]
-    made = []
-    for place, one in enumerate(default_prompts(asked, config)):
-        some = pool[2 * (place % 2) :][:2] if place < len(asked) - 2 else pool[place % 5 + 4 :][:2]
-        made.append(replace(one, examples=tuple(
-            Turn(e.prompt, e.completion) for e in (prompts.render(q, config.prompt.style) for q in some)
-        )))  # fmt: skip
-    return made
 
 
 @pytest.mark.parametrize(("family", "method"), [

@@ -46,8 +46,9 @@ def load(source: Source) -> Loaded:
     Raises:
         UserError: no finished run, missing weights, or a model that does not fit the adapter.
     """
-    if source.config.model.is_remote:
-        return families.named(source.config.model.family).load(source.config.model)
+    family = families.named(source.config.model.family)
+    if family.only_answers:
+        return family.load(source.config.model)
     from cmexam_tune.inference import merging
 
     # One whose weights merging has spoilt is read again; by then nothing holds it any more.
@@ -100,8 +101,6 @@ def _read(source: Source) -> Loaded:
     else:
         loaded = families.named(source.config.model.family).load(source.config.model, device=device())
     model: Any = loaded.model
-    if model is None:  # it is elsewhere
-        return loaded
     return Loaded(model.to(device()).eval(), loaded.tokenizer)
 
 

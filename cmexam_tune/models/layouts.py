@@ -2,8 +2,9 @@
 
 A layout is one list of what each module is called there and here, in transformers' own vocabulary (`WeightRenaming`,
 `WeightConverter`), with plain paths of modules. Weights are read and written by it (`register`), and so are LoRA
-adapters: on disk they have the names and the fused matrices of the checkpoint they were trained on, as the authors'
-scripts and released adapters have.
+adapters whose config names modules as the checkpoint does: on disk they have the names and the fused matrices of the
+checkpoint they were trained on, as the authors' scripts and released adapters have. One that names modules as
+transformers does is written by these names, and fits the same model in transformers' own layout.
 
 A LoRA on a fused matrix is exactly a LoRA on each of its parts that share A: rows of W + BA are rows of W plus rows of
 B, times A. So reading gives every part a copy of A and its rows of B, `tie` makes the copies one parameter while
@@ -29,6 +30,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import register_checkpoint_conversion_mapping
 from transformers.core_model_loading import Concatenate, ConversionOps, WeightConverter, WeightRenaming
 
+REFUSES_LORA = "refuses_lora"
+"""Attribute of a module that is not linear in its weight: why W + BA is not what it computes."""
 SHARED = ".lora_A."
 """The factor `[r, in]` of an adapter, which has no rows of the matrix: all parts of a fused one have the same."""
 
@@ -73,28 +76,43 @@ class Layout:
         return name
 
     def names(self, name: str) -> list[str]:
-        """Return what `name`, of a module of the checkpoint or the end of its name, is called here.
-
-        Raises:
-            ValueError: it is a name of transformers' network.
-        """
+        """Return what `name`, of a module of the checkpoint or the end of its name, is called here."""
         matching = [
             transform
             for transform in self.transforms
-            if any(f".{source}".endswith(f".{name}") for source in transform.source_patterns)
+            if any(_ends(source, name) for source in transform.source_patterns)
         ]
         if matching:  # several: the outputs of attention and MLP may have the same name
             return [target for transform in matching for target in transform.target_patterns]
-        for transform in self.transforms:
-            if any(f".{target}".endswith(f".{name}") for target in transform.target_patterns):
-                source = " and ".join(pattern.rpartition(".")[2] for pattern in transform.source_patterns)
-                raise ValueError(f"{name} is called {source} in this checkpoint")
         parts = [name]
         for transform in self._in_order():
             renamed, matched = transform.rename_source_key(parts[0])
             if matched is not None:
                 parts = [renamed.replace(transform.target_patterns[0], target) for target in transform.target_patterns]
         return parts
+
+    def spells(self, config: LoraConfig, model: PreTrainedModel) -> bool:
+        """Return whether a PEFT config names modules as the checkpoint does; False: only transformers has such names.
+
+        Raises:
+            ValueError: some names are the checkpoint's, others transformers'.
+        """
+        modules = {name: self.original(name) for name, _ in model.named_modules()}
+        if isinstance(targets := config.target_modules, str):
+            # Of the two readings of a pattern the one that means more: `(k|o)_proj` names one matrix of Baichuan.
+            by_original = sum(bool(re.fullmatch(targets, original)) for original in modules.values())
+            return targets == "all-linear" or by_original >= sum(bool(re.fullmatch(targets, name)) for name in modules)
+        given = [*(targets or ()), *(config.modules_to_save or ()), *(config.rank_pattern or ())]
+        there = {name for name in given if any(_ends(original, name) for original in modules.values())}
+        here = {name: original for name in given for module, original in modules.items() if _ends(module, name)}
+        if ours := sorted(here.keys() - there):
+            if theirs := sorted(there - here.keys()):
+                raise ValueError(
+                    f"{theirs[0]} is the checkpoint's name and {ours[0]} that of transformers ({here[ours[0]]} in the "
+                    "checkpoint). Take all names from one of them"
+                )
+            return False
+        return True
 
     def _in_order(self) -> list[WeightRenaming | WeightConverter]:
         """Return the list as transformers reads by it: all renamings, then at most one converter."""
@@ -136,7 +154,7 @@ class Layout:
         """Put the names here into a PEFT config that has the checkpoint's; patterns are matched as PEFT does.
 
         Raises:
-            ValueError: as `names`; or matrices that the checkpoint has apart are fused here.
+            ValueError: matrices that the checkpoint has apart are fused here.
         """
         targets = config.target_modules
         linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
@@ -169,6 +187,11 @@ class Layout:
                         other.lora_A[adapter].weight = factor.weight
 
 
+def _ends(name: str, ending: str) -> bool:
+    """Return whether the name of a module ends in whole parts, as PEFT compares them."""
+    return f".{name}".endswith(f".{ending}")
+
+
 def _converted(
     transform: WeightConverter, tensors: dict[str, torch.Tensor], config: PreTrainedConfig
 ) -> dict[str, torch.Tensor]:
@@ -195,6 +218,22 @@ def of(model: PreTrainedModel | PeftModel) -> Layout | None:
     return LAYOUTS.get(type(network))
 
 
+def of_lora(tuned: PeftModel) -> Layout | None:
+    """Return the layout that the LoRA of a model is written in; None: it names modules as transformers does."""
+    layout = of(tuned)
+    base: Any = tuned.get_base_model()
+    config: Any = tuned.peft_config["default"]
+    return layout if layout is not None and layout.spells(config, base) else None
+
+
+def has_module(model: PreTrainedModel, ending: str) -> bool:
+    """Return whether a module's name ends in `ending`, here or in the checkpoint."""
+    layout = of(model)
+    names = [name for name, _ in model.named_modules()]
+    originals = [] if layout is None else map(layout.original, names)
+    return any(_ends(name, ending) for name in (*names, *originals))
+
+
 def read(model: PreTrainedModel | PeftModel, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return tensors that are named as in the checkpoint of `model` under the names here; see `Layout.read`."""
     layout = of(model)
@@ -217,21 +256,30 @@ def default_targets(model: PreTrainedModel, names: tuple[str, ...]) -> tuple[str
 
 
 def add_lora(model: PreTrainedModel, config: LoraConfig) -> PeftModel:
-    """Return `peft.get_peft_model` of a config that names modules as the checkpoint does, and keeps those names.
+    """Return `peft.get_peft_model` of a config that names modules as the checkpoint or transformers does.
+
+    The adapter is of the matrices that are named: one on `W_pack` shares its A, those on `q_proj` and `v_proj` do not.
 
     Raises:
-        ValueError: as PEFT, or a module has another name in the checkpoint.
+        ValueError: as PEFT; names of both kinds; or a module that no LoRA can stand beside.
     """
     layout = of(model)
-    if layout is None:
-        return get_peft_model(model, config)
+    if layout is None or not layout.spells(config, model):
+        return _without_refusals(get_peft_model(model, config))
     keys = ("target_modules", "modules_to_save", "rank_pattern", "alpha_pattern")
     written = {key: vars(config)[key] for key in keys}
     layout.adapt(config, model)
-    tuned = get_peft_model(model, config)
+    tuned = _without_refusals(get_peft_model(model, config))
     layout.tie(tuned)
     # What is saved names modules as the checkpoint does, whatever they are called here.
     vars(config).update(written)
+    return tuned
+
+
+def _without_refusals(tuned: PeftModel) -> PeftModel:
+    for name, module in tuned.named_modules():
+        if isinstance(module, LoraLayer) and (reason := getattr(module.get_base_layer(), REFUSES_LORA, None)):
+            raise ValueError(f"{name.removeprefix('base_model.model.')} {reason}")
     return tuned
 
 
@@ -259,7 +307,8 @@ def read_lora(tuned: PeftModel, folder: str) -> None:
         ValueError: the adapter has other layers than the model.
         RuntimeError: or other ranks.
     """
-    weights = read(tuned, load_peft_weights(folder, device="cpu"))
+    weights, layout = load_peft_weights(folder, device="cpu"), of_lora(tuned)
+    weights = weights if layout is None else layout.read(weights, tuned.config)
     expected = get_peft_model_state_dict(tuned, save_embedding_layers=False)
     if unmatched := sorted(set(expected) ^ set(weights)):
         raise ValueError(f"{len(unmatched)} tensors differ in name, the first is {unmatched[0]}")
@@ -273,7 +322,7 @@ def write_lora(tuned: PeftModel, folder: Path, state_dict: Mapping[str, torch.Te
     """
     # PEFT would ask the hub whether the base's vocabulary changed; modules_to_save holds embeddings that were tuned.
     tuned.save_pretrained(str(folder), state_dict=state_dict, save_embedding_layers=False)
-    if of(tuned) is not None:
+    if (layout := of_lora(tuned)) is not None:
         path = folder / "adapter_model.safetensors"
         # Read as bytes: `load_file` maps the file, which is written over here.
-        save_file(write(tuned, load(path.read_bytes())), path, {"format": "pt"})
+        save_file(layout.write(load(path.read_bytes()), tuned.config), path, {"format": "pt"})

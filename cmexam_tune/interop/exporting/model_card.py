@@ -12,7 +12,12 @@ from cmexam_tune.models.families import Loaded
 from cmexam_tune.prompts import Dialogue
 from cmexam_tune.training.run_directory import run as runs
 
-KINDS = {"hf": "the whole model", "peft": "a PEFT adapter", "chatglm": "a prefix in the ChatGLM authors' format"}
+KINDS = {
+    "hf": "the whole model",
+    "released": "the whole model in the layout of its release",
+    "peft": "a PEFT adapter",
+    "chatglm": "a prefix in the ChatGLM authors' format",
+}
 TRAINING = ("train_loss", "eval_loss", "eval_exam_accuracy", "best_metric")
 """What metrics.json says about how good the model is; the rest is speed."""
 
@@ -45,6 +50,7 @@ def card(
     auto = "AutoModelForSequenceClassification" if prompt is None else "AutoModelForCausalLM"
     load = {
         "hf": f"{auto}.from_pretrained(folder)",
+        "released": f"import cmexam_tune.models.released  # has the network\n{auto}.from_pretrained(folder)",
         "peft": f"PeftModel.from_pretrained({auto}.from_pretrained({base!r}), folder)",
         "chatglm": "# see the P-tuning readme of THUDM/ChatGLM-6B",
     }

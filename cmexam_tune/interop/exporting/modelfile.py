@@ -7,7 +7,7 @@ import dataclasses
 
 from cmexam_tune.config import Config
 from cmexam_tune.interop.exporting.saved_files import prompt_codec
-from cmexam_tune.models import families, layouts
+from cmexam_tune.models import families, layouts, released
 from cmexam_tune.models.families import Loaded
 from cmexam_tune.models.generation import sampling
 from cmexam_tune.prompts import Dialogue
@@ -48,6 +48,8 @@ def written(config: Config, loaded: Loaded) -> Modelfile | str | None:
         return None
     if not families.named(config.model.family).runs_in_ollama:
         return f"Ollama does not read models of family {config.model.family}."
+    if isinstance(loaded.tokenizer, released.RoleTokenizer):
+        return f"Ollama was not tried with the tokenizer of {loaded.model.config.model_type}."
     if layouts.of(loaded.model) is not None:
         return f"Ollama does not read {loaded.model.config.model_type} in the layout of its authors."
     if codec.template is None or codec.template.is_models_own:

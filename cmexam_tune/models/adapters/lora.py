@@ -34,7 +34,8 @@ class Settings:
     lora_dropout: Share = 0.0
     """Dropout in front of the updates."""
     target_modules: tuple[str, ...] | str | None = None
-    """Layers to tune, by the end of their name; default: the family's. `all-linear` is PEFT's shortcut."""
+    """Layers to tune, by the end of their name, the checkpoint's or transformers'; default: the family's.
+    `all-linear` is PEFT's shortcut."""
     bias: Literal["none", "all", "lora_only"] = "none"
     """Which biases are trained."""
     modules_to_save: Strings = ()
@@ -55,15 +56,6 @@ def _check_whole(tuned: "PreTrainedModel") -> None:
             f"tuning.modules_to_save: {inner} lies inside another module that is trained whole (a classifier's head "
             "always is). Give a longer ending of the name that means others only."
         )
-
-
-def _holds(model: "PreTrainedModel", ending: str) -> bool:
-    """Return whether a module's name in the checkpoint ends in `ending`, as PEFT compares them."""
-    from cmexam_tune.models import layouts
-
-    layout = layouts.of(model)
-    endings = tuple([ending] if layout is None else layout.names(ending))
-    return any(name.endswith(endings) for name, _ in model.named_modules())
 
 
 def _lists(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -102,7 +94,7 @@ class LoRA(Method):
             model = prepare(model, use_gradient_checkpointing=False)
         task = TaskType.SEQ_CLS if family.task == "classify" else TaskType.CAUSAL_LM
         try:
-            if missing := [name for name in settings.modules_to_save if not _holds(model, name)]:
+            if missing := [name for name in settings.modules_to_save if not layouts.has_module(model, name)]:
                 raise UserError(f"tuning.modules_to_save: this model has no module called {missing[0]!r}.")
             tuned: Any = layouts.add_lora(model, LoraConfig(task_type=task, **_lists(chosen)))
         except ValueError as error:

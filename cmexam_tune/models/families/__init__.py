@@ -85,6 +85,10 @@ class Family(ABC):
         """Return one padded batch; each group of rows becomes one row of the batch (packed if it has several)."""
         raise NotImplementedError
 
+    def whole_formats(self, model: ModelConfig) -> tuple[Literal["hf", "released"], ...]:
+        """Return the formats in which a whole model can be exported, the usual one first."""
+        return ("hf",)
+
     @abstractmethod
     def engine(self, loaded: Loaded, config: Config) -> Engine:
         """Bind a model to a configuration; costs nothing."""

@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
@@ -100,6 +100,10 @@ class Llama(Writer):
         batch = causal.collate(loaded, groups)
         batch.pop("attention_mask", None)
         return batch
+
+    def whole_formats(self, model: ModelConfig) -> tuple[Literal["hf", "released"], ...]:
+        """Return transformers' layout where it has a class for the model, and that of the release if it is another."""
+        return released.whole_formats(checkpoint.read_config(model))
 
     def engine(self, loaded: Loaded, config: Config) -> Decoder:
         """Return what lets the model write."""

@@ -7,9 +7,9 @@ What they compute was found by running the released code; docs/released.md says 
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from transformers.utils.hub import cached_file
 
 from cmexam_tune.models.released.baichuan import BaichuanConfig, BaichuanForCausalLM
@@ -19,12 +19,13 @@ from cmexam_tune.models.released.internlm import (
     InternLMConfig,
     InternLMForCausalLM,
 )
+from cmexam_tune.models.released.network import Release
 from cmexam_tune.models.released.qwen1 import QWenConfig, QWenLMHeadModel
 from cmexam_tune.models.released.vocabularies import RoleTokenizer, read
 
-__all__ = ["KINDS", "NETWORKS", "RoleTokenizer", "read_tokenizer"]
+__all__ = ["KINDS", "NETWORKS", "Release", "RoleTokenizer", "read_tokenizer", "whole_formats"]
 
-NETWORKS: dict[type[PreTrainedConfig], type[PreTrainedModel]] = {
+NETWORKS: dict[type[PreTrainedConfig], Any] = {
     BaichuanConfig: BaichuanForCausalLM,
     InternLMConfig: InternLMForCausalLM,
     InternLM2Config: InternLM2ForCausalLM,
@@ -36,6 +37,14 @@ KINDS = frozenset(str(config.model_type) for config in NETWORKS)
 for _config, _network in NETWORKS.items():
     AutoConfig.register(str(_config.model_type), _config, exist_ok=True)
     AutoModelForCausalLM.register(_config, _network, exist_ok=True)
+
+
+def whole_formats(config: PreTrainedConfig) -> tuple[Literal["hf", "released"], ...]:
+    """Return the layouts that a model can be saved in: that of transformers' own classes, that of its release."""
+    network = NETWORKS.get(type(config))
+    if network is None:
+        return ("hf",)
+    return ("released",) if network.only_released(config) else ("hf", "released")
 
 
 def read_tokenizer(place: str, revision: str | None) -> RoleTokenizer | None:

@@ -19,6 +19,7 @@ from transformers.core_model_loading import WeightConverter
 from transformers.masking_utils import create_causal_mask
 
 from cmexam_tune.models import attention, layouts
+from cmexam_tune.models.released.network import Release
 
 HAS_ALIBI = {4096: False, 5120: True}
 """By the `hidden_size` of the released models."""
@@ -56,7 +57,7 @@ class BaichuanConfig(LlamaConfig):
         super().__post_init__(**kwargs)
 
 
-class BaichuanForCausalLM(LlamaForCausalLM):
+class BaichuanForCausalLM(Release, LlamaForCausalLM):
     """`LlamaForCausalLM` with the released config.json; `LAYOUT` gives it the released weights."""
 
     config_class = BaichuanConfig
@@ -74,6 +75,22 @@ class BaichuanForCausalLM(LlamaForCausalLM):
             self.lm_head = NormHead(config.hidden_size, config.vocab_size, bias=False)
             self.post_init()
 
+    @staticmethod
+    def only_released(config: Any) -> bool:
+        """Return whether the model has ALiBi, as no LLaMA of transformers has."""
+        return bool(config.alibi)
+
+    def in_transformers(self) -> Any:
+        """Return the model as `LlamaForCausalLM`, whose output matrix has rows of length 1 where there is a NormHead.
+
+        Raises:
+            ValueError: the model has ALiBi.
+        """
+        plain = super().in_transformers()
+        if isinstance(self.lm_head, NormHead):
+            plain.lm_head.weight = nn.Parameter(functional.normalize(self.lm_head.weight.detach()))
+        return plain
+
 
 class NormHead(nn.Linear):
     """An output matrix whose rows have length 1 wherever it is used; the parameter keeps the lengths of its own.
@@ -81,6 +98,8 @@ class NormHead(nn.Linear):
     The released code writes the normalised rows over the parameter when it first evaluates, so that a checkpoint may
     hold either; here evaluating changes nothing.
     """
+
+    refuses_lora = "uses its rows at length 1 (NormHead), W + BA does not. Train it whole: tuning.modules_to_save"
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Return logits `[..., vocabulary]` of hidden states `[..., hidden]`."""
@@ -113,23 +132,28 @@ def add_alibi(
     """Forward pre-hook of the base model: replace the mask `[batch, keys]` by scores `[batch, heads, queries, keys]`.
 
     The released code adds slope times column, which in exact arithmetic differs from a distance by a constant of the
-    row, which softmax removes. In bfloat16 the far end loses the distances: 8 bits cannot count to 1,000.
+    row, which softmax removes. In bfloat16 the far end loses the distances: 8 bits cannot count to 1,000. And it counts
+    padding, which may stand between the beginning that prompts share and the rest of them; here it does not count.
     """
     tokens = args[0] if args else kwargs.get("input_ids")
     embeddings = kwargs.get("inputs_embeds")
     embeddings = base.embed_tokens(tokens) if embeddings is None else embeddings
     past = kwargs.get("past_key_values")
     queries, seen = embeddings.shape[1], 0 if past is None else int(past.get_seq_length())
+    mask = kwargs.get("attention_mask")
     visible: Any = create_causal_mask(
         base.config,
         embeddings,
-        kwargs.get("attention_mask"),
+        mask,
         past,
         kwargs.get("position_ids"),
         allow_is_causal_skip=False,
     )
-    column = torch.arange(seen + queries, device=embeddings.device)
-    distance = (column[None] - column[seen:, None]).clamp(max=0)
+    if mask is not None and mask.ndim == 2:
+        place = (mask != 0).cumsum(-1)
+    else:
+        place = torch.arange(seen + queries, device=embeddings.device)[None]
+    distance = (place[:, None] - place[:, seen:, None]).clamp(max=0)[:, None]
     bias = slopes(base.config.num_attention_heads).to(embeddings.device)[:, None, None] * distance
     hidden = torch.finfo(embeddings.dtype).min
     if visible.dtype == torch.bool:

@@ -12,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.core_model_loading import ConversionOps, WeightConverter, WeightRenaming
 
 from cmexam_tune.models import layouts
+from cmexam_tune.models.released.network import Release
 
 
 @strict
@@ -24,7 +25,7 @@ class InternLMConfig(LlamaConfig):
     bias: bool = True
 
 
-class InternLMForCausalLM(LlamaForCausalLM):
+class InternLMForCausalLM(Release, LlamaForCausalLM):
     """`LlamaForCausalLM` with the released config.json."""
 
     config_class = InternLMConfig
@@ -41,7 +42,7 @@ class InternLM2Config(LlamaConfig):
     bias: bool = False
 
 
-class InternLM2ForCausalLM(LlamaForCausalLM):
+class InternLM2ForCausalLM(Release, LlamaForCausalLM):
     """`LlamaForCausalLM` with the released config.json; `LAYOUT` gives it the released weights."""
 
     config_class = InternLM2Config

@@ -12,6 +12,7 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming
 
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.models import layouts
+from cmexam_tune.models.released.network import Release
 
 FIRST_RELEASE = {
     "n_embd": "hidden_size",
@@ -73,7 +74,7 @@ class QWenConfig(Qwen2Config):
         return {**super().to_dict(), "intermediate_size": 2 * self.intermediate_size}
 
 
-class QWenLMHeadModel(Qwen2ForCausalLM):
+class QWenLMHeadModel(Release, Qwen2ForCausalLM):
     """`Qwen2ForCausalLM` with the released config.json; `LAYOUT` gives it the released weights."""
 
     config_class = QWenConfig
@@ -83,6 +84,18 @@ class QWenLMHeadModel(Qwen2ForCausalLM):
         """Make an untrained model."""
         super().__init__(config)
         self.model.register_forward_pre_hook(check_length, with_kwargs=True)
+
+    def in_transformers(self) -> Any:
+        """Return the model as `Qwen2ForCausalLM`, with as many positions as the two compute alike."""
+        plain = super().in_transformers()
+        if changes_beyond_its_length(self.config):
+            plain.config.max_position_embeddings = self.config.seq_length
+        return plain
+
+
+def changes_beyond_its_length(config: QWenConfig) -> bool:
+    """Return whether the released code stretches the positions of prompts beyond `seq_length`."""
+    return config.use_dynamic_ntk or config.use_logn_attn
 
 
 def check_length(base: Qwen2Model, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -94,7 +107,7 @@ def check_length(base: Qwen2Model, args: tuple[Any, ...], kwargs: dict[str, Any]
         UserError: more tokens than `seq_length`.
     """
     config: Any = base.config
-    if base.training or not (config.use_dynamic_ntk or config.use_logn_attn):
+    if base.training or not changes_beyond_its_length(config):
         return
     tokens = args[0] if args else kwargs.get("input_ids")
     tokens = kwargs["inputs_embeds"] if tokens is None else tokens

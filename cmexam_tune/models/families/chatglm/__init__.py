@@ -9,7 +9,7 @@
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -106,6 +106,10 @@ class ChatGLM(llama.Llama):
         """Return one batch: ChatGLM-6B's with the mask that its context needs, the others' as any decoder's."""
         prefix_lm = isinstance(loaded.model.config, ChatGLMConfig)
         return causal.collate(loaded, groups) if prefix_lm else super().collate(loaded, groups)
+
+    def whole_formats(self, model: ModelConfig) -> tuple[Literal["hf", "released"], ...]:
+        """Return `hf`, which here is the authors' layout."""
+        return ("hf",)
 
 
 def load_model(folder: str | Path, prefix: str | Path | None = None, dtype: str = "auto") -> PreTrainedModel:

@@ -32,11 +32,8 @@ class Release:
             raise ValueError(f"no class of transformers computes what this {self.config.model_type} model does")
         model: Any = self
         network: Any = type(model).__mro__[2]
-        values = {
-            key: getattr(self.config, key)
-            for key in network.config_class().to_dict()
-            if key not in OF_A_CLASS and hasattr(self.config, key)
-        }
+        keys = network.config_class().to_dict().keys() - OF_A_CLASS
+        values = {key: getattr(self.config, key) for key in keys}
         with torch.device("meta"):  # nothing is allocated: the tensors are this model's
             plain: PreTrainedModel = network(network.config_class(**values))
         plain.load_state_dict(model.state_dict(), assign=True)

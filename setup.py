@@ -35,6 +35,7 @@ setup(
         "deepspeed>=0.19.8",
         "defusedxml>=0.7.1",
         "evaluate>=0.4.6",
+        "gguf>=0.19",
         "huggingface_hub",
         "jieba>=0.42.1",
         "jinja2",

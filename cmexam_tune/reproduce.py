@@ -131,7 +131,7 @@ def _missing_weights(entry: entries.Entry, overrides: Sequence[str]) -> Iterator
     if model.adapter_name_or_path:
         needed.append((model.adapter_name_or_path, "adapter_config.json", "the adapter's config and weights"))
     for name, marker, files in needed:
-        if Path(name).expanduser().is_dir() or _cached(name, marker):
+        if Path(name).expanduser().exists() or _cached(name, marker):
             continue
         key = "adapter_name_or_path" if marker.startswith("adapter") else "model_name_or_path"
         on_hub = name.count("/") == 1 and not name.startswith(("models/", ".", "/"))

@@ -158,7 +158,7 @@ class ModelConfig:
     family: str
     """llama (any decoder of transformers), chatglm, bert or endpoint: a file in `cmexam_tune/models/families/`."""
     model_name_or_path: str
-    """Folder of the checkpoint, or its name on the model hub; endpoint: its name at the address."""
+    """Folder of the checkpoint, a .gguf file, or a name on the model hub; endpoint: its name at the address."""
     base_url: str | None = None
     """endpoint only: where the server listens, for example `http://127.0.0.1:8000/v1`."""
     api_key_env: str | None = None

@@ -9,6 +9,7 @@ from typing import Any
 from cmexam_tune import __version__
 from cmexam_tune.config import Config
 from cmexam_tune.core import files
+from cmexam_tune.models import gguf
 
 SAME_ANYWAY = {"config", "mode", "run", "questions", "versions", "result"}
 """Keys that say where something lay, by what it was run or how it went, or that `config` says again."""
@@ -63,16 +64,18 @@ def _checksums(folder: Path) -> dict[str, str]:
 
 
 def fingerprint(name: str) -> str | None:
-    """Return a checksum of a model folder that takes seconds for any size, or None where it is not on this disk.
+    """Return a checksum of a model that takes seconds for any size, or None where it is not on this disk.
 
     Files of up to 64 MB count as a whole, of larger ones their size and 1,024 evenly spaced blocks, so that another
     fine-tuning at the same path is noticed.
     """
-    folder = _folder(name)
+    file = gguf.find(name)
+    folder = _folder(name) if file is None else file.parent
     if folder is None:
         return None
     digest = hashlib.sha256()
-    for path in sorted(path for path in folder.iterdir() if path.is_file() and path.suffix != ".md"):
+    counted = folder.iterdir() if file is None else (file,)
+    for path in sorted(path for path in counted if path.is_file() and path.suffix != ".md"):
         digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
         for block in _blocks(path):
             digest.update(block)

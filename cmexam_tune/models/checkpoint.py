@@ -4,6 +4,7 @@ import functools
 import hashlib
 import json
 import os
+import struct
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +29,7 @@ from cmexam_tune.config import ModelConfig
 from cmexam_tune.core import cli, libraries
 from cmexam_tune.core.errors import ConfigError, UserError, first_line
 from cmexam_tune.core.variants import suggest
-from cmexam_tune.models import attention, checkpoint_validation, released
+from cmexam_tune.models import attention, checkpoint_validation, gguf, released
 
 if not torch.accelerator.is_available():
     # DeepSpeed would look for a card at its first import and print a warning among the results.
@@ -36,7 +37,7 @@ if not torch.accelerator.is_available():
 
 LOADING = (
     OSError, RuntimeError, ValueError, LookupError, ImportError, SafetensorError, UnpicklingError,
-    TypeError, AttributeError, AssertionError, ArithmeticError, EOFError, StrictDataclassError,
+    TypeError, AttributeError, AssertionError, ArithmeticError, EOFError, StrictDataclassError, struct.error,
 )  # fmt: skip
 """What transformers, PEFT and torch raise for files that are missing, damaged, or hold something of another kind."""
 
@@ -45,7 +46,7 @@ VOLATILE = ("name_or_path", "is_local", "_commit_hash", "local_files_only")
 
 
 def raw_config(model: ModelConfig) -> dict[str, Any]:
-    """Return the checkpoint's config.json as it is.
+    """Return the checkpoint's config.json as it is, or what a GGUF file has in its place.
 
     Raises:
         UserError: no such folder or hub name, or a folder that holds no model.
@@ -53,6 +54,14 @@ def raw_config(model: ModelConfig) -> dict[str, Any]:
     name = model.model_name_or_path
     checkpoint_validation.check_place(name)
     path = Path(name).expanduser()
+    if (file := gguf.find(name)) is not None:
+        try:
+            return gguf.read_config(file)
+        except LOADING as error:
+            raise UserError(
+                f"model.model_name_or_path={file}: cannot be read ({first_line(error)}). The file is damaged or not "
+                "whole, or transformers does not read GGUF files of this architecture."
+            ) from None
     if path.is_dir():
         if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
             raise UserError(
@@ -89,7 +98,11 @@ def read_config(model: ModelConfig) -> PreTrainedConfig:
             f"Python code and you trust its author, set model.trust_remote_code=true."
         )
     try:
-        config: PreTrainedConfig = AutoConfig.from_pretrained(location(model), **_source(model))
+        config: PreTrainedConfig
+        if gguf.find(model.model_name_or_path) is None:
+            config = AutoConfig.from_pretrained(location(model), **_source(model))
+        else:
+            config = AutoConfig.for_model(**values)
     except LOADING as error:
         raise UserError(f"{model.model_name_or_path}: config.json cannot be used ({first_line(error)}).") from None
     change(config, model)
@@ -113,9 +126,10 @@ def change(config: PreTrainedConfig, model: ModelConfig) -> None:
 
 def read_tokenizer(model: ModelConfig, folder: str | None = None) -> PreTrainedTokenizerBase:
     """Return the checkpoint's tokenizer (or that of `folder`) with a padding token."""
-    place = folder or location(model)
+    place, file = folder or location(model), None if folder else gguf.find(model.model_name_or_path)
     try:
-        tokenizer: PreTrainedTokenizerBase | None = released.read_tokenizer(place, model.revision)
+        tokenizer: PreTrainedTokenizerBase | None
+        tokenizer = gguf.read_tokenizer(file) if file else released.read_tokenizer(place, model.revision)
         if tokenizer is None:
             tokenizer = AutoTokenizer.from_pretrained(place, **_source(model))
         # One that cannot read this cannot read a question.
@@ -170,19 +184,22 @@ def read_weights(
     if Path(location(model)).is_dir():
         hide_bars()
     try:
+        load = functools.partial(
+            auto.from_pretrained,
+            config=config,
+            dtype=dtype(model),
+            # Straight to a card, so that processes that share a machine do not fill its memory first.
+            device_map=None if device == "cpu" else {"": device},
+            output_loading_info=True,
+            **_quantised(model),
+            **_source(model),
+        )
+        file = gguf.find(name)
         loaded, info = _with_attention(
             model,
-            functools.partial(
-                auto.from_pretrained,
-                location(model),
-                config=config,
-                dtype=dtype(model),
-                # Straight to a card, so that processes that share a machine do not fill its memory first.
-                device_map=None if device == "cpu" else {"": device},
-                output_loading_info=True,
-                **_quantised(model),
-                **_source(model),
-            ),
+            functools.partial(load, location(model))
+            if file is None
+            else lambda **attention: gguf.read_weights(functools.partial(load, **attention), file),
         )
     except LOADING as error:
         raise UserError(f"{name}: the weights cannot be loaded ({first_line(error)}).") from None
@@ -256,6 +273,11 @@ def _quantised(model: ModelConfig) -> dict[str, Any]:
     import transformers
 
     make: Any = transformers.BitsAndBytesConfig
+    if gguf.find(model.model_name_or_path) is not None:
+        raise ConfigError(
+            f"model.load_in_4bit: {model.model_name_or_path} is a GGUF file, whose weights are unpacked when they are "
+            "read. Leave it out, or name a folder with safetensors."
+        )
     if model.adapter_name_or_path is not None:
         raise ConfigError(
             "model.load_in_4bit: an adapter (model.adapter_name_or_path) cannot be merged into weights of 4 bits "

@@ -7,6 +7,7 @@ from typing import Any
 from cmexam_tune.core import documents
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.core.variants import suggest
+from cmexam_tune.models import gguf
 
 SMALL = (
     "config.json", "generation_config.json", "adapter_config.json", "tokenizer_config.json", "special_tokens_map.json",
@@ -26,14 +27,18 @@ def check_place(name: str) -> None:
     """Refuse a model that is neither on this disk nor named like one on the hub.
 
     Raises:
-        UserError: a file, or a folder that is not there.
+        UserError: a file that is no GGUF or cannot be read here, or a folder that is not there.
     """
     path = Path(name).expanduser()
+    if (file := gguf.find(name)) is not None:
+        gguf.check(file)
+        return
     if path.is_dir() or (not path.exists() and name.count("/") == 1 and not name.startswith(("/", ".", "~"))):
         return
     if path.exists():
         raise UserError(
-            f"model.model_name_or_path={name}: a file, not a folder. Name the folder that holds config.json."
+            f"model.model_name_or_path={name}: a file, not a folder. Name the folder that holds config.json, or a "
+            ".gguf file."
         )
     near = suggest(path.name, [other.name for other in path.parent.iterdir()]) if path.parent.is_dir() else ""
     raise UserError(

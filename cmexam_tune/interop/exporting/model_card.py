@@ -8,6 +8,7 @@ from cmexam_tune.config import Config
 from cmexam_tune.core import documents, files
 from cmexam_tune.interop.exporting.modelfile import Modelfile
 from cmexam_tune.interop.exporting.saved_files import prompt_codec
+from cmexam_tune.models import gguf
 from cmexam_tune.models.families import Loaded
 from cmexam_tune.prompts import Dialogue
 from cmexam_tune.training.run_directory import run as runs
@@ -46,12 +47,14 @@ def card(
         averaged: number of runs whose mean this is.
     """
     mean = f"\n- mean of the updates of {averaged} runs" if averaged > 1 else ""
+    file = gguf.find(config.model.model_name_or_path)
     base, prompt = config.model.model_name_or_path, _prompt(config, loaded)
     auto = "AutoModelForSequenceClassification" if prompt is None else "AutoModelForCausalLM"
+    place = repr(base) if file is None else f"{str(file.parent)!r}, gguf_file={file.name!r}"
     load = {
         "hf": f"{auto}.from_pretrained(folder)",
         "released": f"import cmexam_tune.models.released  # has the network\n{auto}.from_pretrained(folder)",
-        "peft": f"PeftModel.from_pretrained({auto}.from_pretrained({base!r}), folder)",
+        "peft": f"PeftModel.from_pretrained({auto}.from_pretrained({place}), folder)",
         "chatglm": "# see the P-tuning readme of THUDM/ChatGLM-6B",
     }
     parts = [

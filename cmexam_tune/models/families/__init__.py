@@ -16,7 +16,7 @@ from cmexam_tune.config import Config, ModelConfig, PromptConfig
 from cmexam_tune.core import variants
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.core.schema import Prediction, Question
-from cmexam_tune.models import Loaded
+from cmexam_tune.models import Loaded, gguf
 from cmexam_tune.models.completion import Engine, TextEngine, to_prediction
 from cmexam_tune.models.features import Encoded
 
@@ -37,6 +37,8 @@ class Family(ABC):
     """Whether real tokens are counted from after the P-tuning prefix (as PEFT does) or from 0 (as ChatGLM does)."""
     loads_in_4bit: ClassVar[bool] = False
     """Whether `model.load_in_4bit` (bitsandbytes' NF4) is possible."""
+    reads_gguf: ClassVar[bool] = False
+    """Whether `model.model_name_or_path` may be a GGUF file."""
     takes_authors_prefix: ClassVar[bool] = False
     """Whether the model's authors have a format of their own for a P-tuning prefix."""
     only_answers: ClassVar[bool] = False
@@ -69,6 +71,11 @@ class Family(ABC):
             )
         if model.load_in_4bit and not self.loads_in_4bit:
             raise ConfigError(f"model.load_in_4bit: family {model.family} has no weights of 4 bits here; leave it out.")
+        if not self.reads_gguf and not self.only_answers and gguf.find(model.model_name_or_path) is not None:
+            raise ConfigError(
+                f"model.model_name_or_path={model.model_name_or_path}: a GGUF file, which family {model.family} does "
+                "not read. Set model.family=llama, or name a folder with the weights of the release."
+            )
         return self.open(model, questions, device)
 
     @abstractmethod

@@ -34,6 +34,7 @@ class Llama(Writer):
 
     lora_targets: ClassVar[tuple[str, ...]] = ("q_proj", "v_proj")
     loads_in_4bit: ClassVar[bool] = True
+    reads_gguf: ClassVar[bool] = True
     runs_in_ollama: ClassVar[bool] = True
 
     def open(self, model: ModelConfig, questions: Iterable[Question] | None, device: str) -> Loaded:

@@ -51,6 +51,7 @@ class ChatGLM(llama.Llama):
     prefix_shifts_positions: ClassVar[bool] = False
     takes_authors_prefix: ClassVar[bool] = True
     runs_in_ollama: ClassVar[bool] = False
+    reads_gguf: ClassVar[bool] = False
 
     def open(self, model: ModelConfig, questions: Iterable[Question] | None, device: str) -> Loaded:
         """Load a ChatGLM, or a GLM-4 in transformers' own layout.

@@ -104,7 +104,7 @@ def read_tokenizer(file: Path) -> "PreTrainedTokenizerBase":
 def _follow(tokenizer: "PreTrainedTokenizerBase", config: Mapping[str, Any], file: Path) -> None:
     """Let the config decide where the tokenizer's special tokens are others: the model was trained with its ids.
 
-    transformers spells the vocabulary anew but not these, so that `<｜end▁of▁sentence｜>` becomes a token behind the last
+    transformers spells the vocabulary anew but not these: `<｜end▁of▁sentence｜>` becomes a token behind the last
     embedding.
     """
     for name in ("bos_token", "eos_token"):

@@ -268,3 +268,9 @@ def test_out_of_memory_while_training_is_one_message(folder: Path, monkeypatch: 
     assert "training.per_device_train_batch_size=1" in text and "model.load_in_4bit=true" in text
     assert "gradient_checkpointing" not in text
     assert list((folder / "crowded").glob("checkpoint-*")), "what was learnt is kept"
+    monkeypatch.setattr(arguments.Card, "here", here)
+    monkeypatch.setattr(ExamTrainer, "loss_of", loss_of)
+    smaller = {"training__gradient_checkpointing": True, "training__per_device_train_batch_size": 1}
+    resumed = train(training_kit.recipe(folder, out=str(folder / "crowded"), tuning__lora_dropout=0.1, **smaller))
+    steps = [entry["step"] for entry in resumed.log if "loss" in entry]
+    assert resumed.finished and steps == list(range(1, len(steps) + 1)) and len(steps) > 3

@@ -1,5 +1,6 @@
 """Training that goes wrong stops with the step, the questions, the cause and a remedy."""
 
+import json
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ torch = pytest.importorskip("torch")
 from cmexam_tune.core.errors import ConfigError, TrainingStopped
 from cmexam_tune.models import adapters
 from cmexam_tune.train import train
-from cmexam_tune.training import arguments, checkpoints, logits, monitor
+from cmexam_tune.training import arguments, callbacks, checkpoints, logits, monitor
 from cmexam_tune.training.monitor import TrainingMonitor
 
 NAN, INF = math.nan, math.inf
@@ -124,9 +125,9 @@ def test_unreadable_adapter_is_noticed(folder: Path, monkeypatch: pytest.MonkeyP
 
 # Precision
 
-V100 = arguments.Card("V100", cuda=True, bf16=False)
-A800 = arguments.Card("A800", cuda=True, bf16=True)
-CPU = arguments.Card("CPU", cuda=False, bf16=True)
+V100 = arguments.Card("V100", accelerated=True, bf16=False)
+A800 = arguments.Card("A800", accelerated=True, bf16=True)
+CPU = arguments.Card("CPU", accelerated=False, bf16=True)
 
 
 @pytest.mark.parametrize(
@@ -161,3 +162,11 @@ def test_harmful_settings_are_named(folder: Path) -> None:
     calm = training_kit.recipe(folder)
     bf16: Any = SimpleNamespace(fp16=False)
     assert arguments.harmful_settings(calm.training, adapters.named("lora"), bf16, torch.nn.Linear(2, 2)) == []
+
+
+def test_the_log_stays_json_where_a_norm_is_none(tmp_path: Path) -> None:
+    log = callbacks.JsonlLog(tmp_path / "log.jsonl")
+    state: Any = SimpleNamespace(global_step=3, is_world_process_zero=True)
+    log.on_log(None, state, None, {"loss": 2.0, "grad_norm": math.nan, "eval_loss": math.inf, "skipped_steps": 1})
+    entry = json.loads((tmp_path / "log.jsonl").read_text(), parse_constant=pytest.fail)
+    assert (entry["loss"], entry["grad_norm"], entry["eval_loss"], entry["skipped_steps"]) == (2.0, None, None, 1)

@@ -16,7 +16,8 @@ from transformers import PreTrainedModel
 from cmexam_tune.core import jsonl
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.inference import loading, merging
-from cmexam_tune.models import families
+from cmexam_tune.models import device as devices
+from cmexam_tune.models import families, layouts
 from cmexam_tune.models.families import chatglm
 from cmexam_tune.models.families.chatglm import quantization
 from cmexam_tune.train import train
@@ -72,7 +73,7 @@ def test_training_loads_onto_its_own_card(deepspeed: str | None, wanted: str, mo
 
 
 def test_prediction_loads_onto_its_own_card(calls: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "device", lambda: "cuda:5")
+    monkeypatch.setattr(devices, "place", lambda: "cuda:5")
     with pytest.raises(Asked):
         loading.load(loading.open_source(make_config()))
     assert calls.pop()["device_map"] == {"": "cuda:5"}
@@ -175,3 +176,28 @@ def test_a_checkpoint_that_brings_its_own_python(
     monkeypatch.setattr(type(model), "from_pretrained", gone)
     with pytest.raises(UserError, match=r"saved: holds no weights for this model .*all_tied_weights_keys"):
         method.load(model, tmp_path / "saved")
+
+
+def test_weights_too_large_for_the_card_are_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    def crowded(*given: Any, **named: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.49 GiB.")
+
+    config = make_config()
+    monkeypatch.setattr(PreTrainedModel, "to", crowded)
+    with pytest.raises(UserError, match=r"do not fit the card's memory .*2\.49 GiB.*model.load_in_4bit=true"):
+        loading.load(loading.Source(config))
+    monkeypatch.setattr(PreTrainedModel, "from_pretrained", crowded)
+    with pytest.raises(UserError, match="do not fit the card's memory"):
+        families.named("llama").load(config.model)
+
+
+def test_an_adapter_goes_to_the_card_of_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PEFT would put it on the first card, in every process."""
+    asked: list[str] = []
+    monkeypatch.setattr(
+        layouts.PeftModel, "from_pretrained", lambda model, folder, torch_device: asked.append(torch_device)
+    )
+    place = SimpleNamespace(device=torch.device("cuda", 3))
+    monkeypatch.setattr(layouts, "of", lambda model: None)
+    layouts.open_lora(place, "adapter")  # type: ignore[arg-type]
+    assert asked == ["cuda:3"]

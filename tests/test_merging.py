@@ -9,7 +9,7 @@ from kit import checkpoint, make_config
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from cmexam_tune.inference import merging
-from cmexam_tune.models import adapters, attention, families
+from cmexam_tune.models import adapters, attention, device, families
 from cmexam_tune.models.families import Loaded
 from cmexam_tune.models.families.llama import Llama
 
@@ -118,9 +118,9 @@ def test_shared_heads_are_repeated_on_older_cards(monkeypatch: pytest.MonkeyPatc
     assert set(seen[:4]) == {(4, 4, False)}
 
 
-@pytest.mark.parametrize(("capability", "used"), [((7, 0), "repeated_sdpa"), ((8, 0), "sdpa"), ((9, 0), "sdpa")])
+@pytest.mark.parametrize(("capability", "used"), [((7, 0), attention.REPEATED), ((8, 0), attention.ADDITIVE)])
 def test_the_card_decides(capability: tuple[int, int], used: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(device, "kind", lambda: "cuda")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     config = make_config(model__dtype="float32")
     assert llama.load(config.model).model.config._attn_implementation == used
@@ -136,5 +136,5 @@ def test_a_prefix_repeats_them_too(monkeypatch: pytest.MonkeyPatch) -> None:
     ids = torch.arange(24).view(2, 12)
     with torch.no_grad():
         plain = loaded.model(ids).logits
-        monkeypatch.setattr("cmexam_tune.models.prefix.needs_repeating", lambda: True)
+        monkeypatch.setattr("cmexam_tune.models.prefix.shares_heads", lambda: False)
         assert torch.allclose(loaded.model(ids).logits, plain, atol=1e-6)

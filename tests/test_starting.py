@@ -230,3 +230,21 @@ def test_each_process_checks_what_it_wrote(tmp_path: Path) -> None:
     assert names[0] in str(checkpoints.damage(tmp_path, 1, 2))
     assert names[0] in str(checkpoints.damage(tmp_path))
     assert processes.rank_and_world() == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "refused"),
+    [
+        ({"per_device_train_batch_size": 1, "gradient_accumulation_steps": 8, "gradient_checkpointing": True}, False),
+        ({"per_device_train_batch_size": 1, "max_tokens_per_batch": 64}, True),
+    ],
+)
+def test_a_run_goes_on_with_other_settings_for_memory(folder: Path, changes: dict[str, Any], refused: bool) -> None:
+    """As long as a step has the same questions."""
+    batch = {"global_batch_size": None, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
+    old, new = (
+        starting.absolute(training_kit.recipe(folder, **{f"training__{key}": value for key, value in values.items()}))
+        for values in (batch, batch | {"gradient_accumulation_steps": 1} | changes)
+    )
+    wanted = [f"{starting.EFFECTIVE_BATCH}: 8 there, 1 here"] if refused else []
+    assert starting._differences(old, new) == wanted

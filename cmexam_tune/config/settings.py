@@ -219,6 +219,16 @@ class TrainingConfig:
         """Of everything: initial weights, order of questions and options, dropout."""
         return int(self.arguments.get("seed", 42))
 
+    @property
+    def micro_batch(self) -> int:
+        """Most questions that a process computes at a time."""
+        return int(self.arguments.get("per_device_train_batch_size", 8))
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches of a step on each process, where `global_batch_size` does not say it."""
+        return int(self.arguments.get("gradient_accumulation_steps", 1))
+
 
 Weight = Annotated[float, Field(ge=0, le=1000)]
 

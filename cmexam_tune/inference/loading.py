@@ -94,20 +94,19 @@ def open_writer(source: Source, purpose: str) -> TextEngine:
 
 
 def _read(source: Source) -> Loaded:
+    import torch
+
+    from cmexam_tune.models import checkpoint, device
+
+    place = str(device.place())
     if source.run is not None:
         from cmexam_tune.training.run_directory import run as runs
 
-        _, loaded = runs.load(source.run, source.overrides, device())
+        _, loaded = runs.load(source.run, source.overrides, place)
     else:
-        loaded = families.named(source.config.model.family).load(source.config.model, device=device())
+        loaded = families.named(source.config.model.family).load(source.config.model, device=place)
     model: Any = loaded.model
-    return Loaded(model.to(device()).eval(), loaded.tokenizer)
-
-
-def device() -> str:
-    """Return where this process's model stands: its own card where there is one."""
-    import os
-
-    import torch
-
-    return f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu"
+    try:
+        return Loaded(model.to(place).eval(), loaded.tokenizer)
+    except torch.OutOfMemoryError as error:
+        raise checkpoint.unloadable(source.config.model.model_name_or_path, error) from None

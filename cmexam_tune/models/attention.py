@@ -1,4 +1,4 @@
-"""Scaled dot-product attention as transformers has it, except on cards whose fused kernels cannot share heads."""
+"""Scaled dot-product attention as transformers has it, with one mask for all layers and heads repeated where needed."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -9,24 +9,20 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-REPEATED = "repeated_sdpa"
-FIRST_WITH_GROUPS = (8, 0)
-"""Compute capability from which FlashAttention runs, the one fused kernel that shares key and value heads."""
+from cmexam_tune.models import device
 
-
-def needs_repeating() -> bool:
-    """Return whether this process's card has no fused kernel for shared heads.
-
-    Without a mask transformers leaves shared heads to the kernel (`enable_gqa`). On older cards (V100) only the kernel
-    that saves memory is there, which wants a key for each query head; torch then takes the slow path with the whole
-    matrix of scores. Repeating the heads keeps the kernel.
-    """
-    return torch.cuda.is_available() and torch.cuda.get_device_capability() < FIRST_WITH_GROUPS
+ADDITIVE, REPEATED = "additive_sdpa", "repeated_sdpa"
+TAKING_MASKS = ("sdpa", "eager", ADDITIVE, REPEATED)
+"""Implementations that a mask of numbers `[batch, heads, queries, keys]` may be given to."""
+ALIGNMENT = 16
+"""The kernel that saves memory copies masks whose rows do not begin at multiples of so many numbers."""
 
 
 def suited(implementation: str) -> str:
     """Return the attention to use where a config asks for `implementation`."""
-    return REPEATED if implementation == "sdpa" and needs_repeating() else implementation
+    if implementation != "sdpa" or not device.takes_numbers_as_mask():
+        return implementation
+    return ADDITIVE if device.shares_heads() else REPEATED
 
 
 def repeated_sdpa(
@@ -39,6 +35,8 @@ def repeated_sdpa(
 ) -> tuple[torch.Tensor, None]:
     """Repeat the heads of keys and values `[batch, kv_heads, keys, head_dim]`, then attend.
 
+    Without a mask transformers leaves shared heads to the kernel (`enable_gqa`), which not every card has.
+
     Returns:
         `[batch, queries, heads, head_dim]`, and None in place of the weights.
     """
@@ -50,5 +48,36 @@ def repeated_sdpa(
     )
 
 
+def additive_mask(*args: Any, dtype: torch.dtype = torch.float32, **kwargs: Any) -> torch.Tensor | None:
+    """Return what transformers' `sdpa_mask` does, as numbers; None where the kernel needs no mask.
+
+    Every layer would turn a mask of booleans into numbers again, and keep its own for the backward pass.
+    """
+    visible = sdpa_mask(*args, **kwargs)
+    return None if visible is None else additive(visible, dtype)
+
+
+def additive(mask: torch.Tensor, dtype: torch.dtype, front: int = 0) -> torch.Tensor:
+    """Return a mask as numbers that are added to the scores, in the type that attention computes in.
+
+    Args:
+        mask: `[batch, heads, queries, keys]`: booleans, True where visible, or numbers.
+        dtype: of the model's activations; under autocast its type counts.
+        front: so many more keys in front, which everything sees.
+    """
+    place = mask.device.type
+    dtype = torch.get_autocast_dtype(place) if torch.is_autocast_enabled(place) else dtype
+    width = front + mask.shape[-1]
+    whole = torch.zeros(*mask.shape[:-1], width + -width % ALIGNMENT, dtype=dtype, device=mask.device)
+    if mask.dtype == torch.bool:
+        # Not -inf: a row of padding sees nothing, and would be NaN in some kernels.
+        whole[..., front:width].masked_fill_(~mask, torch.finfo(dtype).min)
+    else:
+        whole[..., front:width] = mask
+    return whole[..., :width]
+
+
+AttentionInterface.register(ADDITIVE, sdpa_attention_forward)
 AttentionInterface.register(REPEATED, repeated_sdpa)
-AttentionMaskInterface.register(REPEATED, sdpa_mask)
+for _name in (ADDITIVE, REPEATED):
+    AttentionMaskInterface.register(_name, additive_mask)

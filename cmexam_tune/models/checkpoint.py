@@ -29,9 +29,9 @@ from cmexam_tune.config import ModelConfig
 from cmexam_tune.core import cli, libraries
 from cmexam_tune.core.errors import ConfigError, UserError, first_line
 from cmexam_tune.core.variants import suggest
-from cmexam_tune.models import attention, checkpoint_validation, gguf, released
+from cmexam_tune.models import attention, checkpoint_validation, device, gguf, released
 
-if not torch.accelerator.is_available():
+if not device.is_accelerated():
     # DeepSpeed would look for a card at its first import and print a warning among the results.
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
@@ -202,7 +202,7 @@ def read_weights(
             else lambda **attention: gguf.read_weights(functools.partial(load, **attention), file),
         )
     except LOADING as error:
-        raise UserError(f"{name}: the weights cannot be loaded ({first_line(error)}).") from None
+        raise unloadable(name, error) from None
     finally:
         logging.set_verbosity(verbosity)
         hide_bars()
@@ -214,6 +214,16 @@ def read_weights(
     result: PreTrainedModel = loaded
     make_savable(result)
     return result
+
+
+def unloadable(name: str, error: BaseException) -> UserError:
+    """Return the error for weights of `name` that could not be read, or that the card cannot hold."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return UserError(
+            f"{name}: its weights do not fit the card's memory ({first_line(error)}). Set model.load_in_4bit=true, or "
+            "to train on several cards training.deepspeed=zero3; end other programs on this card, or take a larger one."
+        )
+    return UserError(f"{name}: the weights cannot be loaded ({first_line(error)}).")
 
 
 def _read_shapes(auto: Any, model: ModelConfig, config: PreTrainedConfig) -> PreTrainedModel:
@@ -230,10 +240,17 @@ def _read_shapes(auto: Any, model: ModelConfig, config: PreTrainedConfig) -> Pre
 
 
 def _with_attention(model: ModelConfig, make: Callable[..., Any]) -> Any:
-    """Call `make` with the config's attention, or `eager` for a checkpoint whose own Python has no other."""
-    wanted = attention.suited(model.attn_implementation)
+    """Call `make` with the config's attention, or `eager` for a checkpoint whose own Python has no other.
+
+    What suits the card is set afterwards: a class is asked only for attention that it knows whether it has.
+    """
+    wanted = model.attn_implementation
     try:
-        return make(attn_implementation=wanted)
+        made = make(attn_implementation=wanted)
+        loaded: PreTrainedModel = made[0] if isinstance(made, tuple) else made
+        if loaded._can_set_attn_implementation():
+            loaded.set_attn_implementation(attention.suited(wanted))
+        return made
     except ValueError as error:
         if not model.trust_remote_code or wanted == "eager" or "scaled_dot_product_attention" not in str(error):
             raise
@@ -272,6 +289,7 @@ def _quantised(model: ModelConfig) -> dict[str, Any]:
         return {}
     import transformers
 
+    device.check_4bit()
     make: Any = transformers.BitsAndBytesConfig
     if gguf.find(model.model_name_or_path) is not None:
         raise ConfigError(
@@ -301,9 +319,7 @@ def dtype(model: ModelConfig) -> torch.dtype:
     if model.dtype != "auto":
         chosen: torch.dtype = getattr(torch, model.dtype)
         return chosen
-    if not torch.cuda.is_available():
-        return torch.float32
-    return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
+    return device.half_precision() or torch.float32
 
 
 def hide_bars() -> None:

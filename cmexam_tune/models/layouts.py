@@ -290,7 +290,8 @@ def open_lora(model: PreTrainedModel, folder: str) -> PeftModel:
         ValueError: the adapter has other layers than its config says, or another kind than LoRA.
     """
     if of(model) is None:
-        return PeftModel.from_pretrained(model, folder)
+        # Else PEFT puts every process's adapter on the first card.
+        return PeftModel.from_pretrained(model, folder, torch_device=str(model.device))
     config = PeftConfig.from_pretrained(folder)
     if not isinstance(config, LoraConfig):
         raise ValueError(f"a {config.peft_type} adapter, only LoRA can be put on this checkpoint")

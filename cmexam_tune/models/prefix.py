@@ -10,6 +10,7 @@ viewed as `[n, 2 * layers, kv_heads, head_dim]`; entry 2i is the key of layer i,
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +22,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from cmexam_tune.core.errors import ConfigError, UserError
-from cmexam_tune.models.attention import REPEATED, needs_repeating, repeated_sdpa
+from cmexam_tune.models.attention import TAKING_MASKS, additive, repeated_sdpa
+from cmexam_tune.models.device import shares_heads
 
 IMPLEMENTATION = "prefix_sdpa"
 MODULE = "prefix_encoder"
@@ -58,13 +60,36 @@ class Shape(NamedTuple):
         return cls(tokens, config.num_hidden_layers, kv_heads, head_dim, embedding)
 
 
-class Prefix(NamedTuple):
+@dataclass(eq=False)
+class Prefix:
     """What travels with a forward pass: `states` is `[tokens, 2 * layers, kv_heads, head_dim]`."""
 
     states: torch.Tensor | None
     """None: the cache holds it already."""
     tokens: int
     dropout: float
+    _masks: dict[tuple[int, int, int, torch.dtype], tuple[torch.Tensor | None, torch.Tensor]] = field(
+        default_factory=dict
+    )
+    """What `mask` has made, with what it was made of."""
+
+    def mask(self, given: torch.Tensor | None, query: torch.Tensor, keys: int) -> torch.Tensor:
+        """Return the mask of a layer with the prefix in front; layers that are given the same share it.
+
+        Args:
+            given: the layer's mask; None: causal.
+            query: `[batch, heads, queries, head_dim]`.
+            keys: how many there are behind the prefix.
+        """
+        length = query.shape[2]
+        key = (id(given), length, keys, query.dtype)
+        if key not in self._masks:
+            visible = given
+            if visible is None:
+                visible = torch.ones(length, keys, dtype=torch.bool, device=query.device).tril(keys - length)
+                visible = visible[None, None]
+            self._masks[key] = given, additive(visible, query.dtype, self.tokens)
+        return self._masks[key][1]
 
 
 class PrefixEncoder(nn.Module):
@@ -128,7 +153,7 @@ def install(model: PreTrainedModel, encoder: PrefixEncoder) -> PreTrainedModel:
     if not model._can_set_attn_implementation():
         raise ConfigError(f"{type(model).__name__} does not use transformers' attention interface: use lora instead.")
     implementation = model.config._attn_implementation
-    if implementation not in ("sdpa", "eager", REPEATED, IMPLEMENTATION):
+    if implementation not in (*TAKING_MASKS, IMPLEMENTATION):
         raise ConfigError(f"ptuning works with model.attn_implementation: sdpa, not {implementation!r}.")
     model.set_attn_implementation(IMPLEMENTATION)
     base: nn.Module = model.base_model
@@ -204,7 +229,7 @@ def attention(
     Returns:
         `[batch, queries, heads, head_dim]`, and None in place of the weights, which SDPA does not give.
     """
-    attend = repeated_sdpa if needs_repeating() else sdpa_attention_forward
+    attend = sdpa_attention_forward if shares_heads() else repeated_sdpa
     if prefix is None:
         return attend(module, query, key, value, attention_mask, **kwargs)
     if prefix.states is not None:
@@ -217,12 +242,8 @@ def attention(
     causal = kwargs.pop("is_causal", None)
     causal = bool(getattr(module, "is_causal", True)) if causal is None else causal
     # SDPA's own `is_causal` starts its triangle at the first key, which is the prefix's, and would hide tokens.
-    if attention_mask is None and causal and length > 1:
-        attention_mask = torch.ones(length, seen, dtype=torch.bool, device=key.device).tril(seen - length)[None, None]
-    if attention_mask is not None:
-        # A mask of numbers is added to the scores: 0 hides nothing.
-        visible = 1 if attention_mask.dtype == torch.bool else 0
-        attention_mask = functional.pad(attention_mask, (prefix.tokens, 0), value=visible)
+    if attention_mask is not None or (causal and length > 1):
+        attention_mask = prefix.mask(attention_mask, query, seen)
     return attend(module, query, key, value, attention_mask, is_causal=False, **kwargs)
 
 

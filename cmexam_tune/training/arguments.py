@@ -16,7 +16,7 @@ from cmexam_tune.config import Config, PromptConfig, TrainingConfig, recipe_fold
 from cmexam_tune.core import cli, documents
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.core.variants import suggest
-from cmexam_tune.models import adapters, checkpoint
+from cmexam_tune.models import adapters, checkpoint, device
 from cmexam_tune.models.adapters import Method
 from cmexam_tune.models.prefix import MODULE
 from cmexam_tune.training.data.sampler import Layout
@@ -43,6 +43,10 @@ def build(training: TrainingConfig, output_dir: Path, weights_dtype: str = "auto
     values = dict(training.arguments)
     values |= choose_precision(values, Card.here(bool(values.get("use_cpu"))), weights_dtype)
     values.pop("gradient_accumulation_steps", None)
+    if values["fp16"]:
+        # A fused optimizer looks for infinite gradients by itself: nobody would know that it has skipped a step, and
+        # the learning rate would go on without it.
+        values.setdefault("optim", "adamw_torch")
     # A checkpoint to fall back to must exist beside the last one; a hidden NaN would defeat the monitor.
     values = {
         "logging_steps": 10,
@@ -140,7 +144,8 @@ class Card:
     """What matters about the device that this process trains on."""
 
     name: str
-    cuda: bool
+    accelerated: bool
+    """False: it is the CPU."""
     bf16: bool
     memory: int | None = None
     """Bytes, where they are known."""
@@ -148,11 +153,9 @@ class Card:
     @classmethod
     def here(cls, use_cpu: bool = False) -> "Card":
         """Return the card of this process; the CPU where there is none or `use_cpu` is set."""
-        if use_cpu or not torch.cuda.is_available():
-            return cls("CPU", cuda=False, bf16=True)
-        # Emulated bfloat16 runs on V100, at a fraction of its speed.
-        bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
-        return cls(torch.cuda.get_device_name(), True, bf16, torch.cuda.mem_get_info()[1])
+        if use_cpu or not device.is_accelerated():
+            return cls("CPU", accelerated=False, bf16=True)
+        return cls(device.name(), True, device.has_bf16(), device.total_memory())
 
     @classmethod
     def named(cls, name: str) -> "Card":
@@ -184,11 +187,13 @@ def choose_precision(values: Mapping[str, Any], card: Card, weights_dtype: str =
         raise ConfigError("training.bf16 and training.fp16 are both true: keep one.")
     if bf16 and not card.bf16:
         raise ConfigError(f"training.bf16=true: {card.name} has no bfloat16. Set training.fp16=true or leave out both.")
-    if fp16 and not card.cuda:
+    if fp16 and not card.accelerated:
         raise ConfigError("training.fp16=true: float16 training needs a GPU. Leave it out on a CPU.")
     if bf16 is not None or fp16 is not None:
         return {"bf16": bool(bf16), "fp16": bool(fp16)}
-    return {"bf16": card.bf16 if card.cuda else weights_dtype == "bfloat16", "fp16": card.cuda and not card.bf16}
+    if not card.accelerated:
+        return {"bf16": weights_dtype == "bfloat16", "fp16": False}
+    return {"bf16": card.bf16, "fp16": not card.bf16}
 
 
 def harmful_settings(
@@ -256,7 +261,7 @@ def _start_deepspeed() -> None:
         # killed meanwhile leaves a lock on which every later run waits.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     backend = torch.distributed.get_backend() if torch.distributed.is_initialized() else None
-    deepspeed.init_distributed(dist_backend=backend or ("nccl" if torch.cuda.is_available() else "gloo"))
+    deepspeed.init_distributed(dist_backend=backend or device.backend())
 
 
 def fit_deepspeed(arguments: TrainingArguments, model: torch.nn.Module) -> None:
@@ -300,10 +305,9 @@ def layout(training: TrainingConfig, prompt: PromptConfig, world: int) -> Layout
     Raises:
         ConfigError: fewer questions than processes.
     """
-    micro_batch = int(training.arguments.get("per_device_train_batch_size", 8))
     size = training.global_batch_size
     if size is None:
-        size = micro_batch * int(training.arguments.get("gradient_accumulation_steps", 1)) * world
+        size = training.micro_batch * training.accumulation * world
     if size < world:
         raise ConfigError(
             f"training.global_batch_size={size} is smaller than the {world} processes: each needs a question in every "
@@ -311,7 +315,7 @@ def layout(training: TrainingConfig, prompt: PromptConfig, world: int) -> Layout
         )
     return Layout(
         global_batch=size,
-        micro_batch=micro_batch,
+        micro_batch=training.micro_batch,
         max_tokens=training.max_tokens_per_batch,
         pack_length=prompt.max_source_length + prompt.max_target_length if training.packing else None,
         seed=training.seed,

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import resource
 import signal
 import sys
@@ -12,11 +13,11 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
-import torch
 from transformers import TrainerCallback
 
 from cmexam_tune.core import jsonl
 from cmexam_tune.core.progress import Progress, duration
+from cmexam_tune.models import device
 from cmexam_tune.training.run_directory.log import read_log
 
 if TYPE_CHECKING:
@@ -64,9 +65,16 @@ class JsonlLog(TrainerCallback):
         """Append one entry."""
         if not state.is_world_process_zero:
             return
-        entry = {"step": state.global_step, "time": round(time.time(), 3), **(logs or {})}
+        # NaN is no JSON; the norm of a step that loss scaling has skipped is one.
+        numbers = {name: None if is_broken(value) else value for name, value in (logs or {}).items()}
+        entry = {"step": state.global_step, "time": round(time.time(), 3), **numbers}
         with self.path.open("a", encoding="utf-8") as handle:
-            handle.write(json.dumps(entry) + "\n")
+            handle.write(json.dumps(entry, allow_nan=False) + "\n")
+
+
+def is_broken(value: Any) -> bool:
+    """Return whether something is no finite number though it is a float."""
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 class Screen(TrainerCallback):
@@ -105,9 +113,12 @@ class Screen(TrainerCallback):
             took = duration(time.monotonic() - self._started)
             steps = f"{state.global_step:,} of {state.max_steps:,} steps"
             self._progress.say(f"trained {steps} in {took}: last {self._loss()}, {self._usage()}")
+            if skipped := self.trainer.monitor.skipped:
+                self._progress.say(f"{skipped} steps were skipped by loss scaling: their gradients exceeded float16")
 
     def _loss(self) -> str:
-        return f"loss {self.trainer.last_loss:.4f}"
+        skipped = self.trainer.monitor.skipped
+        return f"loss {self.trainer.last_loss:.4f}" + (f" ({skipped} steps skipped)" if skipped else "")
 
     def _usage(self) -> str:
         rate = (self.trainer.tokens_done - self._tokens) / max(time.monotonic() - self._started, 1e-9)
@@ -123,8 +134,9 @@ class Screen(TrainerCallback):
 
 def peak_memory() -> int:
     """Return the most bytes that this process has held: on its card, or without one in the machine's memory."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_reserved()
+    on_card = device.peak_memory()
+    if on_card is not None:
+        return on_card
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 

@@ -15,7 +15,7 @@ import torch
 
 from cmexam_tune.config import Config
 from cmexam_tune.core.errors import first_line
-from cmexam_tune.models import checkpoint
+from cmexam_tune.models import checkpoint, device
 from cmexam_tune.training import arguments
 from cmexam_tune.training.data.batches import TrainingData
 from cmexam_tune.training.data.encoding import Encoder, truncation_table
@@ -66,7 +66,7 @@ class Estimate:
 
     def __str__(self) -> str:
         plural = "" if self.processes == 1 else "es"
-        where = "card" if self.card.cuda else "process"
+        where = "card" if self.card.accelerated else "process"
         stages = "\n".join(
             f"  {STAGES[stage]:<24}{need / GIB:>11.2f} GiB a {where}, host RAM {self.host[stage] / GIB:.2f} GiB"
             for stage, need in self.memory.items()
@@ -131,21 +131,22 @@ class ModelSize:
         )
 
 
-def dry_run(config: Config, questions: QuestionFiles, card: str | None = None) -> Estimate:
+def dry_run(config: Config, questions: QuestionFiles, card_name: str | None = None) -> Estimate:
     """Estimate what `train` will need; reads the model's config and tokenizer, never its weights.
 
     Args:
         config: what is to be trained.
         questions: what on.
-        card: for one of `arguments.CARDS`, whatever this machine has.
+        card_name: for one of `arguments.CARDS`, whatever this machine has.
 
     Raises:
         UserError: as `train` before its first step.
     """
     training = config.training
-    device = arguments.Card.named(card) if card else arguments.Card.here(bool(training.arguments.get("use_cpu")))
-    if card and config.model.dtype == "auto":
-        half: Any = "bfloat16" if device.bf16 else "float16"
+    use_cpu = bool(training.arguments.get("use_cpu"))
+    card = arguments.Card.named(card_name) if card_name else arguments.Card.here(use_cpu)
+    if card_name and config.model.dtype == "auto":
+        half: Any = "bfloat16" if card.bf16 else "float16"
         config = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype=half))
     # As the launcher set them.
     world = int(os.environ.get("WORLD_SIZE", "1"))
@@ -164,7 +165,7 @@ def dry_run(config: Config, questions: QuestionFiles, card: str | None = None) -
     if steps <= 0:
         steps = math.ceil(len(plan) * float(training.arguments.get("num_train_epochs", 3)))
     tokens = round(plan.tokens() * steps / len(plan))
-    size, needed = needs(config, model, data, world, device)
+    size, needed = needs(config, model, data, world, card)
     return Estimate(
         parameters=size.parameters,
         trainable=size.trained,
@@ -178,15 +179,15 @@ def dry_run(config: Config, questions: QuestionFiles, card: str | None = None) -
             needed,
             world=world,
             local=local,
-            on_card=device.cuda,
+            on_card=card.accelerated,
             merges_adapter=config.model.adapter_name_or_path is not None,
         ),
         processes=world,
         local=local,
         truncation=truncation_table(encoded.truncation, config.prompt),
-        card=device,
+        card=card,
         dtype="4 bits" if config.model.load_in_4bit else str(checkpoint.dtype(config.model)).removeprefix("torch."),
-        verdict=verdict(config, needed, device),
+        verdict=verdict(config, needed, card),
     )
 
 
@@ -232,13 +233,18 @@ def verdict(config: Config, needed: Mapping[str, int], card: arguments.Card) -> 
 
 def remedies(config: Config) -> str:
     """Return the settings that make a training need less memory, of those that it has not got yet."""
-    values = config.training.arguments
-    stage, micro = stage_of(config), int(values.get("per_device_train_batch_size", 8))
+    training, stage = config.training, stage_of(config)
+    micro, each = training.micro_batch, training.micro_batch * training.accumulation
+    smaller = next((size for size in range(micro // 2, 0, -1) if each % size == 0), 1)
+    batch = f"training.per_device_train_batch_size={smaller}"
+    if training.global_batch_size is None:
+        # A step keeps its questions, as a run that goes on needs it.
+        batch += f" with training.gradient_accumulation_steps={each // smaller}"
     family, method = run.parts(config)
     may_quantise = method.trains_beside_4bit and family.loads_in_4bit
     settings = {
         "training.gradient_checkpointing=true": not recomputes(config),
-        f"training.per_device_train_batch_size={micro // 2}": micro > 1,
+        batch: micro > 1,
         "model.load_in_4bit=true": may_quantise and not config.model.load_in_4bit,
         "training.deepspeed=zero3 on several cards": "zero3" not in stage and not config.model.load_in_4bit,
         "training.deepspeed=zero3_offload": stage == "zero3",
@@ -255,7 +261,10 @@ def out_of_memory(config: Config, model: Any, data: TrainingData, world: int, er
     if card.memory is not None and stage in ("none", "zero2") and not config.model.load_in_4bit:
         need = needs(config, model, data, world, card)[1][stage]
         foreseen = f" --dry-run foresees {need / GIB:.2f} GiB; {card.name} has {card.memory / GIB:.2f}."
-    return f"the card's memory ran out ({first_line(error)}).{foreseen} Change {remedies(config)}."
+    return (
+        f"the card's memory ran out ({first_line(error)}).{foreseen} Change {remedies(config)}. With another batch "
+        "size or gradient checkpointing the run goes on from its last checkpoint."
+    )
 
 
 def seconds(size: ModelSize, tokens: int, *, checkpointing: bool) -> float:
@@ -268,11 +277,9 @@ def seconds(size: ModelSize, tokens: int, *, checkpointing: bool) -> float:
 
 def measured_rate(hidden: int) -> float:
     """Return the operations per second of a matrix product of this width, measured here for a moment."""
-    card = arguments.Card.here()
-    device = torch.device("cuda" if card.cuda else "cpu")
-    dtype = torch.float32 if not card.cuda else torch.bfloat16 if card.bf16 else torch.float16
-    left = torch.rand(1024, hidden, device=device, dtype=dtype)
-    right = torch.rand(hidden, 4 * hidden, device=device, dtype=dtype)
+    place, dtype = device.place(), device.half_precision() or torch.float32
+    left = torch.rand(1024, hidden, device=place, dtype=dtype)
+    right = torch.rand(hidden, 4 * hidden, device=place, dtype=dtype)
     (left @ right).sum().item()  # the first product of a process also loads its kernels
     started, turns = time.perf_counter(), 0
     while time.perf_counter() - started < 0.3:
@@ -389,4 +396,4 @@ def activations(
 
 
 def _number_bytes(card: arguments.Card | None) -> int:
-    return 2 if (card or arguments.Card.here()).cuda else 4
+    return 2 if (card or arguments.Card.here()).accelerated else 4

@@ -37,7 +37,7 @@ class LabelLogits:
         if self._positions is None:
             return None
         hidden = arguments[0]
-        chosen = hidden.reshape(-1, hidden.shape[-1])[self._positions]
+        chosen = hidden.reshape(-1, hidden.shape[-1])[self._positions.to(hidden.device, non_blocking=True)]
         self._hidden = chosen if self._only_first else None
         return (chosen[: 1 if self._only_first else None].unsqueeze(0), *arguments[1:])
 
@@ -45,19 +45,21 @@ class LabelLogits:
         """Run the model and return (logits [n, vocabulary], targets [n]) of the n labels.
 
         Position i of a row predicts `labels[:, i + 1]` (labels: [rows, tokens], -100 = none). Without any label one
-        position is kept, with target -100, so that every process still runs the same modules.
+        position is kept, with target -100, so that every process still runs the same modules. Labels may stay on the
+        host: on a card their number would have to be waited for.
         """
         shifted = functional.pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX).reshape(-1)
         positions = (shifted != IGNORE_INDEX).nonzero().squeeze(1)
         if not len(positions):
             positions = torch.zeros(1, dtype=torch.long, device=labels.device)
+        targets = shifted[positions]
         self._positions = positions
         try:
             outputs = model(**inputs)
         finally:
             self._positions = None
         logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
-        return logits.squeeze(0), shifted[positions]
+        return logits.squeeze(0), targets.to(logits.device, non_blocking=True)
 
     def loss(
         self, model: nn.Module, inputs: dict[str, Any], labels: torch.Tensor, smoothing: float = 0.0

@@ -152,6 +152,8 @@ def _make_trainer(
     try:
         trainer = ExamTrainer(config, family, loaded, args, data)
         trainer.try_optimizer()
+    except torch.OutOfMemoryError as error:
+        raise checkpoint.unloadable(config.model.model_name_or_path, error) from None
     except checkpoint.LOADING as error:
         # What `report_to`, `optim`, `lr_scheduler_type` or `fsdp` ask for is not installed or cannot be. The Trainer
         # has made its folder.

@@ -22,8 +22,10 @@ class TrainingMonitor:
     problem: str | None = None
     ids: list[str] = field(default_factory=list)
     """Questions of the step that is running."""
+    skipped: int = 0
+    """Steps that loss scaling has skipped."""
     _last_loss: float = math.inf
-    _skipped: int = 0
+    _skipped_in_a_row: int = 0
 
     def on_step_begin(self, ids: Sequence[str]) -> None:
         """Remember the questions of the step that starts."""
@@ -63,10 +65,12 @@ class TrainingMonitor:
 
     def on_loss_scale(self, scale: float | None, skipped: bool) -> None:
         """Judge float16 loss scaling after a step; `scale` is None where nothing is scaled."""
-        self._skipped = self._skipped + 1 if skipped else 0
-        if scale is not None and (scale < 1 or self._skipped >= MAX_SKIPPED):
+        self.skipped += skipped
+        self._skipped_in_a_row = self._skipped_in_a_row + 1 if skipped else 0
+        if scale is not None and (scale < 1 or self._skipped_in_a_row >= MAX_SKIPPED):
+            steps = f"{self._skipped_in_a_row} steps in a row had infinite gradients"
             self._report(
-                f"the loss scale has collapsed to {scale:g} ({self._skipped} steps in a row had infinite gradients)",
+                f"the loss scale has collapsed to {scale:g} ({steps})",
                 "float16 cannot hold this model's gradients. Use bf16 where the card has it, or lower "
                 "training.learning_rate; a base model that was trained in bfloat16 often overflows in float16.",
             )

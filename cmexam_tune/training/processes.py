@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from cmexam_tune.core.errors import UserError
+from cmexam_tune.models.device import summing_dtype
 
 
 def is_distributed() -> bool:
@@ -25,7 +26,7 @@ def any_true(flags: tuple[bool, ...], device: torch.device) -> tuple[bool, ...]:
     """Return for each flag whether it is set on at least one process."""
     if not is_distributed():
         return flags
-    values = torch.tensor([int(flag) for flag in flags], device=device)
+    values = torch.tensor([int(flag) for flag in flags], device=device, dtype=torch.int32)
     dist.all_reduce(values, op=dist.ReduceOp.MAX)
     return tuple(bool(value) for value in values.tolist())
 
@@ -34,8 +35,8 @@ def total(values: tuple[float, ...], device: torch.device) -> tuple[float, ...]:
     """Return the sums over all processes, added in float64 where the device has it."""
     if not is_distributed():
         return values
-    # Apple's MPS has no float64; float32 holds the losses of an evaluation well enough to compare them.
-    sums = torch.tensor(values, device=device, dtype=torch.float64 if device.type != "mps" else torch.float32)
+    # Some have no float64; float32 holds the losses of an evaluation well enough to compare them.
+    sums = torch.tensor(values, device=device, dtype=summing_dtype(device))
     dist.all_reduce(sums)
     return tuple(sums.tolist())
 

@@ -25,7 +25,7 @@ from transformers.trainer_utils import SaveStrategy
 from cmexam_tune.config import Config
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.core.progress import Progress
-from cmexam_tune.models import checkpoint
+from cmexam_tune.models import checkpoint, device
 from cmexam_tune.models import precision as model_precision
 from cmexam_tune.models.families import Classifier, Family, Loaded
 from cmexam_tune.training import checkpoints, logits, monitor, processes
@@ -101,7 +101,7 @@ class ExamTrainer(Trainer):
             self.data.train,
             self.data.sampler(args.process_index, args.world_size),
             num_workers=workers,
-            pin_memory=args.dataloader_pin_memory and args.device.type == "cuda",
+            pin_memory=args.dataloader_pin_memory and args.device.type == device.kind() != device.CPU,
             persistent_workers=args.dataloader_persistent_workers and workers > 0,
             prefetch_factor=args.dataloader_prefetch_factor,
         )
@@ -119,8 +119,9 @@ class ExamTrainer(Trainer):
         return self._flos_per_token * sum(int(micro["input_ids"].numel()) for micro in inputs.micro)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log, with the tokens seen so far over all processes."""
-        super().log({**logs, "num_input_tokens_seen": self.state.num_input_tokens_seen}, start_time)
+        """Log, with the tokens seen so far over all processes, and the steps that loss scaling has skipped."""
+        skipped = {"skipped_steps": self.monitor.skipped} if self.monitor.skipped else {}
+        super().log({**logs, "num_input_tokens_seen": self.state.num_input_tokens_seen, **skipped}, start_time)
 
     def try_optimizer(self) -> None:
         """Make the optimizer and its schedule for a single number: what they refuse, they refuse before the run starts.
@@ -171,16 +172,20 @@ class ExamTrainer(Trainer):
                 step_loss = step_loss + loss.detach()
                 if final:
                     # DeepSpeed's backward also takes the optimizer's step, so this is the last moment to judge.
-                    self._check_loss(float(step_loss), batch)
+                    self.last_loss = float(step_loss)
+                    self._check_loss(self.last_loss, batch)
                 self._backward(model, loss, final)
-        self.last_loss = float(step_loss)
         self.tokens_done += batch.tokens
         self.state.num_input_tokens_seen += batch.tokens
         return step_loss
 
     def on_device(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return a collated micro-batch on this process's device."""
-        return {name: value.to(self.args.device, non_blocking=True) for name, value in inputs.items()}
+        """Return a collated micro-batch on this process's device; labels of tokens stay where `LabelLogits` counts."""
+        stays = {"labels"} if self.label_logits is not None else set()
+        return {
+            name: value if name in stays else value.to(self.args.device, non_blocking=True)
+            for name, value in inputs.items()
+        }
 
     def loss_of(self, model: nn.Module, inputs: dict[str, Any], *, num_targets: int, step_targets: int) -> torch.Tensor:
         """Return a micro-batch's part of the mean loss over all targets of a step.
@@ -442,12 +447,11 @@ def count_parameters(model: nn.Module, *, trained_only: bool = False) -> int:
 def preserved_rng_state() -> Iterator[None]:
     """Leave the random state as it was, so that evaluating changes nothing in the training that follows."""
     states = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    cards = device.rng_states()
     try:
         yield
     finally:
         random.setstate(states[0])
         numpy.random.set_state(states[1])
         torch.set_rng_state(states[2])
-        if cuda:
-            torch.cuda.set_rng_state_all(cuda)
+        device.set_rng_states(cards)

@@ -18,7 +18,7 @@ from cmexam_tune.core import cli
 from cmexam_tune.core.errors import ConfigError, UserError, first_line
 from cmexam_tune.core.schema import Question
 from cmexam_tune.evaluation.answer_parsing import HALF, THINK, THOUGHT, letter_sets
-from cmexam_tune.models import Loaded, features
+from cmexam_tune.models import Loaded, device, features
 from cmexam_tune.models.causal import Codec, left_padded
 from cmexam_tune.models.completion import Completion, Token, normalised, windows
 from cmexam_tune.models.features import Ids
@@ -126,7 +126,7 @@ class Decoder:
             except torch.OutOfMemoryError as error:
                 self._halve(error)
             # Not in the handler: while it runs, the traceback holds all that the batch had on the card.
-            torch.cuda.empty_cache()
+            device.empty_cache()
 
     def _halve(self, error: torch.OutOfMemoryError) -> None:
         """Answer fewer prompts at once from now on.

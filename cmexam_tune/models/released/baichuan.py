@@ -65,7 +65,7 @@ class BaichuanForCausalLM(Release, LlamaForCausalLM):
 
     def __init__(self, config: BaichuanConfig) -> None:
         """Make an untrained model."""
-        if config.alibi and (config._attn_implementation or "sdpa") not in ("sdpa", "eager", attention.REPEATED):
+        if config.alibi and (config._attn_implementation or "sdpa") not in attention.TAKING_MASKS:
             raise ValueError(f"{config._attn_implementation} has no ALiBi; attn_implementation=sdpa and eager have")
         super().__init__(config)
         if config.alibi:

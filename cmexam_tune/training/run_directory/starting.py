@@ -33,10 +33,16 @@ INCIDENTAL: dict[str, tuple[str, ...]] = {
     "training": (
         "logging_steps", "logging_strategy", "logging_first_step", "report_to", "disable_tqdm", "save_steps",
         "save_strategy", "save_total_limit", "run_name", "dataloader_num_workers", "dataloader_pin_memory", "log_level",
+        # A step's questions and their weights stay (`EFFECTIVE_BATCH`); what is kept in memory at a time changes.
+        "per_device_train_batch_size", "gradient_accumulation_steps", "per_device_eval_batch_size",
+        "max_tokens_per_batch", "gradient_checkpointing", "gradient_checkpointing_kwargs", "activation_checkpointing",
+        "activation_checkpointing_kwargs",
     ),
     "data": ("num_workers", "cache_dir", "test"),
 }  # fmt: skip
-"""Keys that do not make it another experiment: they say how often to look, not what is computed."""
+"""Keys that do not make it another experiment: they say how often to look or how much at a time, not what is learnt."""
+EFFECTIVE_BATCH = "training.per_device_train_batch_size x gradient_accumulation_steps"
+"""Name of what decides the questions of a step where `training.global_batch_size` does not."""
 
 
 def backup_path(path: Path) -> Path:
@@ -149,12 +155,15 @@ def _differences(old: Config, new: Config) -> list[str]:
 def _experiment(config: Config) -> dict[str, Any]:
     """Return `section.key` -> value of everything that decides what is learnt."""
     sections = {name: values for name, values in config.to_dict().items() if name not in ("out", "generation")}
-    return {
+    keys = {
         f"{section}.{key}": value
         for section, values in sections.items()
         for key, value in values.items()
         if key not in INCIDENTAL.get(section, ())
     }
+    if config.training.global_batch_size is None:
+        keys[EFFECTIVE_BATCH] = config.training.micro_batch * config.training.accumulation
+    return keys
 
 
 def restore_backup(path: Path) -> None:

@@ -17,7 +17,7 @@ from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 
 from cmexam_tune import prompts
 from cmexam_tune.config import ModelConfig, PromptConfig
-from cmexam_tune.core.errors import ConfigError, UserError, first_line
+from cmexam_tune.core.errors import ConfigError, UserError
 from cmexam_tune.core.schema import Question
 from cmexam_tune.models import attention, causal, checkpoint
 from cmexam_tune.models.causal import Codec
@@ -181,7 +181,7 @@ def _from_state(
     except UserError:
         raise
     except checkpoint.LOADING as error:
-        raise UserError(f"{place}: the weights cannot be loaded ({first_line(error)}).") from None
+        raise checkpoint.unloadable(place, error) from None
     if missing := sorted(info["missing_keys"]):
         raise UserError(f"{place}: {len(missing)} weights are not in the checkpoint, the first is {missing[0]}.")
     loaded.config.name_or_path = place

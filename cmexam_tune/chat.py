@@ -14,7 +14,7 @@ examples:
   cmexam-tune chat --config zeroshot_qwen model.model_name_or_path=/models/Qwen2.5-7B-Instruct"""
 HELP = """/help    this list
 /reset   forget the conversation
-/exit    end it (also Ctrl-D)
+/exit    end it (also /quit, Ctrl-D)
 A message ends with an empty line. Options on lines of their own (A ..., B ...) make it an exam question."""
 
 
@@ -47,7 +47,7 @@ def main(*overrides: Override, run: Folder | None = None, config: Recipe | None 
         cli.note("This model's template has no form for earlier turns: every message stands for itself.")
     turns: list[dict[str, str]] = []
     for text in messages_of(sys.stdin):
-        if text.strip() == "/exit":
+        if text.strip() in ("/exit", "/quit"):
             break
         if text.strip() == "/reset":
             turns.clear()

@@ -3,13 +3,14 @@
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from cmexam_tune.config import Config, load_config
 from cmexam_tune.core import cli, jsonl, libraries
 from cmexam_tune.core.cli import Flag, Override, Recipe
-from cmexam_tune.core.errors import ConfigError
+from cmexam_tune.core.errors import ConfigError, UserError
 from cmexam_tune.quality import contamination
 from cmexam_tune.training.data.questions import QuestionFiles
 from cmexam_tune.training.run_directory import run as runs
@@ -48,16 +49,51 @@ def train(
         config = load_config(config, overrides)
     elif overrides:
         raise ConfigError("overrides change a recipe; with a Config use dataclasses.replace.")
+    config = decide_evaluation(config)
     run = starting.resolve_run(config, overwrite=overwrite, resume=resume)
     if run.finished and not overwrite:
-        if os.environ.get("RANK", "0") == "0":
-            cli.note(f"{run.path}: this run has finished; nothing to do. --overwrite trains it again.")
+        _note(f"{run.path}: this run has finished; nothing to do. --overwrite trains it again.")
         return run
     questions, validation = question_files(config)
     _warn_of_leaks(config)
     from cmexam_tune.training import loop
 
     return loop.fit(run, questions, validation, overwrite=overwrite, trusted=trust_checkpoint)
+
+
+def _note(text: str) -> None:
+    if os.environ.get("RANK", "0") == "0":
+        cli.note(text)
+
+
+def decide_evaluation(config: Config) -> Config:
+    """Return the config with nothing to evaluate while training where it names no validation questions, with a note.
+
+    Raises:
+        ConfigError: early stopping without validation questions, or choices of the best checkpoint that nothing would
+            decide.
+    """
+    training = config.training
+    values = training.arguments
+    evaluates = values.get("eval_strategy", "no") != "no"
+    metric = values.get("metric_for_best_model", "loss" if values.get("load_best_model_at_end") else None)
+    if metric not in (None, "loss", "eval_loss", "exam_accuracy", "eval_exam_accuracy"):
+        raise ConfigError(f"training.metric_for_best_model={metric}: known are loss and exam_accuracy.")
+    if training.early_stopping_patience is not None:
+        if metric is None or not evaluates:
+            raise ConfigError(
+                "training.early_stopping_patience needs training.eval_strategy (steps or epoch) and "
+                "training.metric_for_best_model (loss or exam_accuracy)."
+            )
+        if not config.data.validation:
+            raise ConfigError("training.early_stopping_patience: needs validation questions. Set data.validation.")
+    dropped = [key for key in ("eval_strategy", "load_best_model_at_end") if values.get(key) not in (None, "no", False)]
+    if config.data.validation or not dropped:
+        return config
+    names = " and ".join(f"training.{key}" for key in dropped)
+    _note(f"note: data.validation is empty, so nothing is evaluated while training ({names} without effect)")
+    arguments = {key: value for key, value in values.items() if key not in dropped}
+    return replace(config, training=replace(training, arguments=arguments))
 
 
 def question_files(config: Config) -> tuple[QuestionFiles, QuestionFiles]:
@@ -69,9 +105,13 @@ def question_files(config: Config) -> tuple[QuestionFiles, QuestionFiles]:
     data = config.data
     if not data.train:
         raise ConfigError("data.train: name at least one questions file, as `cmexam-tune preprocess` writes them.")
-    for key, paths in (("train", data.train), ("validation", data.validation)):
-        for path in paths:
-            jsonl.check(path, f"data.{key} file")
+    for path in data.train:
+        jsonl.check(path, "data.train file")
+    for path in data.validation:
+        try:
+            jsonl.check(path, "data.validation file")
+        except UserError as error:
+            raise type(error)(f"{error} `data.validation=[]` trains without validation.") from None
     shuffle_seed = config.training.seed if data.shuffle_options else None
     return (
         QuestionFiles(data.train, data.max_train_samples, "train", data.mixture, shuffle_seed),
@@ -118,7 +158,7 @@ def main(
     Args:
         print_config: print the resolved configuration and stop.
         schema: print the JSON Schema of recipes for editors and stop.
-        dry_run: print parameters, memory, steps and hours, and stop.
+        dry_run: check everything that training checks, print parameters, memory, steps and hours, and stop.
         card: with --dry-run: for another card than this machine's: V100-16GB, 4090, A100-80GB, H100, 910B, ...
         verbose: show what the libraries print, too.
         local_rank: set by the launcher.
@@ -140,9 +180,13 @@ def main(
 
         cli.say(describing.show_config(experiment).rstrip())
     elif dry_run:
+        libraries.quiet()
+        experiment = decide_evaluation(experiment)
+        starting.resolve_run(experiment, **{name: options.get(name, False) for name in ("overwrite", "resume")})
+        questions, _ = question_files(experiment)
         from cmexam_tune.training import estimate
 
-        cli.say(str(estimate.dry_run(experiment, question_files(experiment)[0], card)))
+        cli.say(str(estimate.dry_run(experiment, questions, card)))
     else:
         run = train(experiment, **options)
         if os.environ.get("RANK", "0") == "0":

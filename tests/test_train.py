@@ -150,9 +150,21 @@ def recipe_file(folder: Path, tmp_path: Path) -> str:
         (["training.deepspeed=zero9"], "zero9: no such file"),
         (["training.per_device_train_batch_size=0"], "should be greater than or equal to 1"),
         (["training.max_tokens_per_batch=0"], "should be greater than or equal to 1"),
-        (["training.eval_strategy=epoch"], "Set data.validation"),
+        (["data.validation=nowhere.jsonl"], "nowhere.jsonl: no such data.validation file.*`data.validation=..` trains"),
         (["training.early_stopping_patience=2"], "needs training.eval_strategy"),
-        (["training.load_best_model_at_end=true"], "save and eval strategy to match"),
+        (
+            [
+                "training.early_stopping_patience=2",
+                "training.eval_strategy=steps",
+                "training.metric_for_best_model=loss",
+            ],
+            "Set data.validation",
+        ),
+        (["training.metric_for_best_model=bleu"], "known are loss and exam_accuracy"),
+        (
+            ["data.validation=VAL", "training.load_best_model_at_end=true"],
+            "save and eval strategy to match",
+        ),
         (["prompt.max_target_length=1"], "none of 20 questions"),
         (["training.report_to=nonsense"], "training: nonsense is not supported"),
         (["training.report_to=clearml"], "pip install clearml"),
@@ -172,9 +184,31 @@ def recipe_file(folder: Path, tmp_path: Path) -> str:
         (["tuning.modules_to_save=[nowhere]"], "no module called 'nowhere'"),
     ],
 )
-def test_bad_settings_are_refused(recipe_file: str, tmp_path: Path, overrides: list[str], words: str) -> None:
+def test_bad_settings_are_refused(
+    folder: Path, recipe_file: str, tmp_path: Path, overrides: list[str], words: str
+) -> None:
+    """By training, and by its dry run: who planned with it trains at the first attempt."""
+    overrides = [word.replace("=VAL", f"={folder / 'val.jsonl'}") for word in overrides]
     refuse(["--config", recipe_file, *overrides], words)
     assert not (tmp_path / "run" / "adapter").exists()
+    refuse(["--config", recipe_file, *overrides, "--dry-run"], words)
+
+
+def test_no_validation_questions_end_evaluation_with_a_note(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a recipe evaluates by itself is no reason for a second attempt; what was dropped is said, and recorded."""
+    settings = training_kit.recipe(
+        folder, out=str(tmp_path / "run"), data__validation=[], training__eval_strategy="steps",
+        training__eval_steps=1, training__load_best_model_at_end=True, training__max_steps=1,
+    )  # fmt: skip
+    run = train(settings)
+    noted = capsys.readouterr().err
+    assert "data.validation is empty" in noted
+    assert "training.eval_strategy and training.load_best_model_at_end without effect" in noted
+    assert run.finished and not any("eval_loss" in entry for entry in run.log)
+    assert "eval_strategy" not in runs.open_run(run.path).config.training.arguments
+    assert train(settings).finished  # the same command finds its run
 
 
 def test_empty_and_foreign_files_are_refused(recipe_file: str, tmp_path: Path) -> None:

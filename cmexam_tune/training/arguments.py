@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import TrainingArguments
+from transformers import Trainer, TrainingArguments, integrations
 from transformers.utils.import_utils import is_liger_kernel_available
 
 from cmexam_tune.config import Config, PromptConfig, TrainingConfig, recipe_folders
 from cmexam_tune.core import cli, documents
-from cmexam_tune.core.errors import ConfigError
+from cmexam_tune.core.errors import ConfigError, first_line
 from cmexam_tune.core.variants import suggest
 from cmexam_tune.models import adapters, checkpoint, device
 from cmexam_tune.models.adapters import Method
@@ -40,8 +40,30 @@ def build(training: TrainingConfig, output_dir: Path, weights_dtype: str = "auto
     Raises:
         ConfigError: values that transformers or the card refuses.
     """
+    values = _values(training, Card.here(bool(training.arguments.get("use_cpu"))), weights_dtype)
+    if values.get("deepspeed"):
+        values["deepspeed"] = str(deepspeed_path(str(values["deepspeed"])))
+        _single_process_environment()
+    arguments = _construct(output_dir, values)
+    # It has chosen what is compared and how often. At the end the Trainer would look for files that it writes itself;
+    # `ExamTrainer.load_best` reads ours.
+    arguments.load_best_model_at_end = False
+    if arguments.world_size == 1 and arguments.n_gpu > 1:
+        cli.note(
+            f"note: one process uses one of the {arguments.n_gpu} cards. For all of them: "
+            f"torchrun --nproc_per_node {arguments.n_gpu} -m cmexam_tune.train ..."
+        )
+        # Else a single process spreads its batches over all cards by itself (DataParallel).
+        arguments._n_gpu = 1
+    if arguments.deepspeed:
+        _start_deepspeed()
+    return arguments
+
+
+def _values(training: TrainingConfig, card: "Card", weights_dtype: str) -> dict[str, Any]:
+    """Return the keyword arguments of `TrainingArguments`: the recipe's, with what the card and this project decide."""
     values = dict(training.arguments)
-    values |= choose_precision(values, Card.here(bool(values.get("use_cpu"))), weights_dtype)
+    values |= choose_precision(values, card, weights_dtype)
     values.pop("gradient_accumulation_steps", None)
     if values["fp16"]:
         # A fused optimizer looks for infinite gradients by itself: nobody would know that it has skipped a step, and
@@ -65,30 +87,48 @@ def build(training: TrainingConfig, output_dir: Path, weights_dtype: str = "auto
     values.setdefault("ddp_find_unused_parameters", False)
     # The Trainer would count the padding too, and only what the first process sees.
     values.pop("include_num_input_tokens_seen", None)
-    if values.get("deepspeed"):
-        values["deepspeed"] = str(deepspeed_path(str(values["deepspeed"])))
-        _single_process_environment()
     if values.get("use_liger_kernel") and not is_liger_kernel_available():
         raise ConfigError("training.use_liger_kernel: Liger is not installed: pip install liger-kernel")
+    return values
+
+
+def _construct(output_dir: Path, values: Mapping[str, Any]) -> TrainingArguments:
     try:
         arguments = TrainingArguments(output_dir=str(output_dir), **values)
         if arguments.torch_compile_mode is not None:  # else looked at in the first step
             torch.compile(lambda: None, mode=arguments.torch_compile_mode)
+        untyped: Any = integrations
+        for callback in untyped.get_reporting_integration_callbacks(arguments.report_to):
+            callback()  # which looks for its library
     except checkpoint.LOADING as error:
-        raise ConfigError(f"training: {error}") from None
-    # It has chosen what is compared and how often. At the end the Trainer would look for files that it writes itself;
-    # `ExamTrainer.load_best` reads ours.
-    arguments.load_best_model_at_end = False
-    if arguments.world_size == 1 and arguments.n_gpu > 1:
-        cli.note(
-            f"note: one process uses one of the {arguments.n_gpu} cards. For all of them: "
-            f"torchrun --nproc_per_node {arguments.n_gpu} -m cmexam_tune.train ..."
-        )
-        # Else a single process spreads its batches over all cards by itself (DataParallel).
-        arguments._n_gpu = 1
-    if arguments.deepspeed:
-        _start_deepspeed()
+        raise ConfigError(f"training: {first_line(error)}") from None
     return arguments
+
+
+def check(config: Config, card: "Card", model: Any) -> None:
+    """Refuse what `fit` refuses before its first step, for a card that need not be here; nothing is started.
+
+    Args:
+        config: what is to be trained.
+        card: what on.
+        model: with what is tuned in it, which may be on the device `meta`.
+
+    Raises:
+        ConfigError: values that transformers, the tuning method or the card refuses.
+    """
+    check_supported(config)
+    values = _values(config.training, card, config.model.dtype)
+    if values.get("deepspeed"):
+        deepspeed_path(str(values.pop("deepspeed")))
+    # transformers would wait for the other processes that a launcher starts, and look for the card.
+    alone = {name: os.environ.pop(name) for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK") if name in os.environ}
+    try:
+        arguments = _construct(Path(config.out), values | {"use_cpu": True, "bf16": False, "fp16": False})
+        Trainer.get_optimizer_cls_and_kwargs(arguments, model)
+    except checkpoint.LOADING as error:
+        raise ConfigError(f"training: {first_line(error)}") from None
+    finally:
+        os.environ.update(alone)
 
 
 def check_supported(config: Config) -> None:
@@ -108,26 +148,6 @@ def check_supported(config: Config) -> None:
     if values.get("fsdp"):
         raise ConfigError("training.fsdp: not supported here. To share out weights set training.deepspeed=zero3.")
     method.check(values)
-
-
-def check_evaluation(training: TrainingConfig, arguments: TrainingArguments, *, has_validation: bool) -> None:
-    """Refuse evaluation without questions, and choices of the best checkpoint that nothing would decide."""
-    evaluates, metric = arguments.eval_strategy != "no", arguments.metric_for_best_model
-    if training.early_stopping_patience is not None and (metric is None or not evaluates):
-        raise ConfigError(
-            "training.early_stopping_patience needs training.eval_strategy (steps or epoch) and "
-            "training.metric_for_best_model (loss or exam_accuracy)."
-        )
-    needs_validation = {
-        "eval_strategy": evaluates,
-        "load_best_model_at_end": bool(training.arguments.get("load_best_model_at_end")),
-        "early_stopping_patience": training.early_stopping_patience is not None,
-    }
-    key = next((key for key, needed in needs_validation.items() if needed), None)
-    if key is not None and not has_validation:
-        raise ConfigError(f"training.{key}: needs validation questions. Set data.validation.")
-    if metric not in (None, "loss", "eval_loss", "exam_accuracy", "eval_exam_accuracy"):
-        raise ConfigError(f"training.metric_for_best_model={metric}: known are loss and exam_accuracy.")
 
 
 # Number formats

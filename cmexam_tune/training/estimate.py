@@ -34,6 +34,8 @@ MAX_LIVE = 1_000_000_000
 """Numbers: `stage3_max_live_parameters` of the shipped configs."""
 CONTEXT = GIB // 2
 """Of a card's memory for CUDA itself and the kernels."""
+EXAMPLES = ("V100-32GB", "A800-80GB")
+"""Cards that a message names."""
 EFFICIENCY = 0.4
 """Share of the measured matrix-multiply rate that training reaches; attention and norms cost the rest."""
 
@@ -48,7 +50,8 @@ class Estimate:
     tokens: int
     """Over all epochs, without padding."""
     padding: float
-    hours: float
+    hours: float | None
+    """On this machine; None where the estimate is for another card."""
     memory: dict[str, int]
     """`training.deepspeed` (or none) -> bytes on the device of each process."""
     host: dict[str, int]
@@ -67,6 +70,11 @@ class Estimate:
     def __str__(self) -> str:
         plural = "" if self.processes == 1 else "es"
         where = "card" if self.card.accelerated else "process"
+        hours = (
+            "hours                     not known for a card that is not here; recipes/README.md has estimates"
+            if self.hours is None
+            else f"hours on this machine     {self.hours:>11.2f}  (from its measured matrix-multiply rate)"
+        )
         stages = "\n".join(
             f"  {STAGES[stage]:<24}{need / GIB:>11.2f} GiB a {where}, host RAM {self.host[stage] / GIB:.2f} GiB"
             for stage, need in self.memory.items()
@@ -76,9 +84,8 @@ class Estimate:
             f"  trained                 {self.trainable:>11,}  ({100 * self.trainable / self.parameters:.3g}%)\n"
             f"optimizer steps           {self.steps:>11,}  ({self.tokens:,} tokens, "
             f"padding {100 * self.padding:.1f}%)\n"
-            f"memory on {self.processes} process{plural}, {self.local} per host, weights in {self.dtype}"
-            f"\n{stages}\n{self.verdict}"
-            f"hours on this machine     {self.hours:>11.2f}  (from its measured matrix-multiply rate)"
+            f"memory on {self.processes} process{plural}, {self.local} per host, {self.card.name}, weights in "
+            f"{self.dtype}\n{stages}\n{self.verdict}{hours}"
         )
 
 
@@ -156,6 +163,7 @@ def dry_run(config: Config, questions: QuestionFiles, card_name: str | None = No
     loaded = family.load(dataclasses.replace(config.model, adapter_name_or_path=None), questions, device="meta")
     with torch.device("meta"):
         model: Any = method.attach(loaded.model, family, config.tuning.settings)
+    arguments.check(config, device, model)
     with tempfile.TemporaryDirectory() as cache:
         encoder = Encoder(config.prompt, config.model, family, loaded, Path(cache), config.data.num_workers)
         encoded = encoder.encode(questions)
@@ -172,7 +180,7 @@ def dry_run(config: Config, questions: QuestionFiles, card_name: str | None = No
         steps=steps,
         tokens=tokens,
         padding=plan.padding(),
-        hours=seconds(size, tokens, checkpointing=recomputes(config)) / world / 3600,
+        hours=None if card else seconds(size, tokens, checkpointing=recomputes(config)) / world / 3600,
         memory=needed,
         host=host_memory(
             size,
@@ -221,8 +229,10 @@ def smooths(config: Config) -> bool:
 
 
 def verdict(config: Config, needed: Mapping[str, int], card: arguments.Card) -> str:
-    """Return a line on whether the run fits the card, and the keys to change if not; nothing for an unknown card."""
+    """Return a line on whether the run fits the card, and the keys to change if not; empty for an unknown card."""
     stage = stage_of(config)
+    if not card.accelerated:
+        return f"there is no card here; --card {', --card '.join(EXAMPLES)}, ... plans for one, in its number format\n"
     if card.memory is None or stage not in needed:
         return ""
     room, need = (card.memory - CONTEXT) / GIB, needed[stage] / GIB

@@ -58,7 +58,6 @@ def fit(
     config = run.config
     arguments_of.check_supported(config)
     args = arguments_of.build(config.training, run.path, config.model.dtype)
-    arguments_of.check_evaluation(config.training, args, has_validation=bool(validation))
     first, device = args.process_index == 0, arguments_of.Card.here(args.use_cpu).name
 
     processes.check_shared(run.path)

@@ -4,13 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from cmexam_tune.core import cli, files, jsonl
-from cmexam_tune.core.cli import File, Folder
+from cmexam_tune.core.cli import File, Flag, Folder
 from cmexam_tune.core.errors import DataError, UserError
 from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.evaluation import comparison, grading, prediction_metadata, scorers
+from cmexam_tune.evaluation import metrics as metrics_by_name
 from cmexam_tune.evaluation.grading import Graded
 from cmexam_tune.evaluation.prediction_metadata import PredictionMetadata
 from cmexam_tune.evaluation.scorers import STANDARD, Scorer
@@ -72,6 +73,7 @@ def evaluate(
     published: str | None = None,
     name: str | Sequence[str] = (),
     overlap: File | None = None,
+    metrics: Annotated[Sequence[str], Flag("NAME,...", names=("--metric",), separator=",")] = (),
     latex: bool = False,
     seeds: bool | None = None,
     limit: int | None = None,
@@ -87,8 +89,9 @@ def evaluate(
         profile: whose rules: a name in `evaluation/scorers`, or `all`: `standard`, and beside it the scores of all.
         baseline: predictions of the same questions to compare with, question by question.
         published: show published numbers beside the run: cmexam, cmb, or another of `published_tables.names()`.
-        name: what the run is called in the report; one name for each of several files.
+        name: what the run is called in the report; one name for each of several files, and one more for the baseline.
         overlap: <stem>.overlap.jsonl of `check`: questions that were also elsewhere are scored apart.
+        metrics: more numbers: names in `evaluation/metrics`, or modules of your own (my_lab.partly_right).
         latex: also write report.tex.
         seeds: whether several files are seeds of one experiment: mean and deviation; default: as the metadata beside
             them say.
@@ -99,11 +102,14 @@ def evaluate(
     Raises:
         UserError: a file is missing, broken or of other questions, a report exists, the profile or paper is unknown.
     """
-    scorer = scorers.get(STANDARD if profile == ALL else profile)
+    scorer, extra = scorers.get(STANDARD if profile == ALL else profile), dict(map(metrics_by_name.get, metrics))
+    scorer = replace(scorer, metrics={**scorer.metrics, **{key: metric.of for key, metric in extra.items()}})
     _check_out(out, overwrite)
     exam = _records(questions, Question)
-    runs = _load(predictions, name, exam)
-    first, baseline_run = runs[0], None if baseline is None else _load_baseline(baseline, exam)
+    names = [name] if isinstance(name, str) else list(name)
+    last = names.pop() if baseline is not None and len(names) == max(len(_paths(predictions)), 1) + 1 else ""
+    runs = _load(predictions, names, exam)
+    first, baseline_run = runs[0], None if baseline is None else _load_baseline(baseline, last, exam)
 
     loaded = runs if baseline_run is None else [*runs, baseline_run]
     answered = [{prediction.question_id for prediction in run.predictions} for run in loaded]
@@ -132,6 +138,7 @@ def evaluate(
         report,
         identity=_identity(first, sources["questions"], len(scored), scorer),
         training=_training_curves(first),
+        metrics=extra,
         selection=selection,
         comparison=compared,
         cut={key: cut for key, items in shown.items() if (cut := grading.truncation(items))},
@@ -190,9 +197,9 @@ def _records(source: Any, cls: type[T]) -> list[T]:
     return list(jsonl.read(source, cls)) if isinstance(source, str | Path) else list(source)
 
 
-def _load(predictions: Any, name: str | Sequence[str], exam: Sequence[Question]) -> list[Run]:
+def _load(predictions: Any, names: Sequence[str], exam: Sequence[Question]) -> list[Run]:
     """Return the predictions of each file, or of the one set of records, with their names and metadata."""
-    paths, names = _paths(predictions), [name] if isinstance(name, str) else list(name)
+    paths = _paths(predictions)
     if names and (len(names) != max(len(paths), 1) or len(set(names)) < len(names)):
         raise UserError(f"--name: {len(paths)} predictions need as many different names, got {', '.join(names)}.")
     if not paths:
@@ -206,8 +213,9 @@ def _load(predictions: Any, name: str | Sequence[str], exam: Sequence[Question])
     ]
 
 
-def _load_baseline(predictions: Predictions, exam: Sequence[Question]) -> Run:
-    return _load(predictions, identity.names(_paths(predictions)) or ["the baseline"], exam)[0]
+def _load_baseline(predictions: Predictions, name: str, exam: Sequence[Question]) -> Run:
+    names = [name] if name else identity.names(_paths(predictions)) or ["the baseline"]
+    return _load(predictions, names, exam)[0]
 
 
 def _paths(source: Any) -> list[str | Path]:
@@ -224,8 +232,12 @@ def _check_out(out: str | Path | None, overwrite: bool) -> None:
 
 
 def _epilog() -> str:
-    names = f"profiles: {', '.join(scorers.names())}\npublished numbers: {', '.join(published_tables.names())}"
-    return EPILOG.format(names=names)
+    names = {
+        "profiles": scorers.names(),
+        "metrics": metrics_by_name.names(),
+        "published numbers": published_tables.names(),
+    }
+    return EPILOG.format(names="\n".join(f"{kind}: {', '.join(known)}" for kind, known in names.items()))
 
 
 @cli.program(evaluate, _epilog)
@@ -248,11 +260,11 @@ def main(
         from cmexam_tune.report.plots import draw
 
         draw(report, Path(out))
-    _say(report)
+    show(report)
     cli.say(f"report: {Path(out) / 'report.html'}")
 
 
-def _say(report: building.FullReport) -> None:
+def show(report: building.FullReport) -> None:
     """Print the headline, and the runs or scorers beside it."""
     if report.selection:
         cli.say(report.selection.sentence)

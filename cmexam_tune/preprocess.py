@@ -1,7 +1,9 @@
 """Raw exam files into question records, and into prompts for other training tools."""
 
 import contextlib
+import itertools
 import json
+import shlex
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,11 +18,13 @@ from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.core.files import check_input, sha256, write_together
 from cmexam_tune.core.progress import Progress
 from cmexam_tune.core.schema import GROUP, Example, Question
-from cmexam_tune.exams import RowReport, Source, cmb
+from cmexam_tune.exams import AUTO, RowReport, Source, cmb
 from cmexam_tune.prompts.formats import FORMATS, Format
 from cmexam_tune.quality.duplicates import Repeated
 from cmexam_tune.quality.splits import Cases, assign, parse_shares
 
+PREVIEWED, SHOWN = 3, 100
+"""Questions of each file that a preview shows, and characters of each text."""
 NO_PUBLISHED_ANSWER = "no published answer"
 
 EPILOG = """writes, for an input file val.csv:
@@ -34,6 +38,9 @@ An input is a file (.csv, .tsv, .xlsx, .jsonl, .json, .parquet), a folder or zip
 exam's columns is read, the rest named), or a data set on a hub: hf://OWNER/NAME[@REVISION][/FOLDER], ms:// likewise for
 ModelScope; the report names the revision. CMB's test questions are joined with the file of answers beside them.
 
+--map auto finds columns by the names that they usually have and prints the map that it has found, to be corrected:
+`--map auto,stem=内容`. --dry-run shows the first questions as they are read, and writes nothing.
+
 --map names columns: fields stem, options (A..E: one column each), answer, explanation, id, kind, case, group, answer_as
 (letters, number, index, text) and facet:NAME; other names of a column follow after |. It amends the exam's own map; a
 YAML file of such fields is an exam as well: `preprocess my_exam.yaml`.
@@ -45,6 +52,7 @@ examples:
   cmexam-tune preprocess cmexam --input data/train.csv data/val.csv --out data/cmexam
   cmexam-tune preprocess cmexam --input data/val.csv --out prompts --styles 1,4 --format alpaca
   cmexam-tune preprocess cmb --input CMB.zip --out cmb
+  cmexam-tune preprocess table --map auto --input bank.xlsx --dry-run
   cmexam-tune preprocess table --map stem=题干,options=A..E,answer=答案,facet:科室=科室 --input bank.xlsx --out bank
   cmexam-tune preprocess cmmlu --input cmmlu/test/anatomy.csv --split train=0.8,val=0.1,test=0.1 --out anatomy
 """
@@ -78,7 +86,7 @@ def preprocess(
         inputs: files, folders, zips, hf:// or ms:// names; the files' stems name what is written.
         out: folder to write to, made where needed.
         answers: cmb: second file that holds the answers, joined by id.
-        columns: which columns to read: `stem=题干,facet:科室=科室`.
+        columns: which columns to read: `stem=题干,facet:科室=科室`, or `auto`.
         styles: also write prompts in these styles: names, numbers, or files with words of your own (own.yaml).
         format: keys of the prompts.
         split: also write parts.
@@ -90,13 +98,17 @@ def preprocess(
     Raises:
         UserError: a file cannot be used, an output exists, a name is unknown; then nothing is written.
     """
-    module, fields = exams.load(exam, columns)
+    guesses = columns is not None and columns.partition(",")[0].strip() == AUTO
+    module, fields = exams.load(exam, None if guesses else columns)
     wanted = {Path(style).stem: prompts.resolve_style(style) for style in styles}
     if format not in FORMATS:
         raise ConfigError(f"--format: {format!r} is unknown; known: {', '.join(FORMATS)}.")
     second = check_input(answers, "file of answers") if answers is not None else None
     with tempfile.TemporaryDirectory(prefix="cmexam_tune.") as unpacked:
         found = exams.find_sources(inputs, Path(unpacked))
+        if guesses:
+            columns = exams.with_guesses(str(columns), found[0].path)
+            module, fields = exams.load(exam, columns)
         sources, known, others = exams.sort_out(found, fields)
         kept = [source.path for source in found] + ([second] if second else [])
         with write_together(Path(out), "preprocess", overwrite, kept) as claim:
@@ -106,6 +118,8 @@ def preprocess(
                 joined = second or exams.find_answers(source, fields, known)
                 clinic = exam == "cmb" and cmb.is_clin(source.path)
                 reports[source.name] = _cases(job, source) if clinic else _questions(job, source, joined)
+            for report in reports.values() if columns else ():
+                report["map"] = columns
             _write_reports(job, reports, [one.origin for one in others])
     return list(reports.values())
 
@@ -214,6 +228,7 @@ def _report(source: Source, kept: int, rows: Sequence[RowReport]) -> dict[str, A
     dropped = [report for report in rows if report.action == "dropped"]
     repaired = [report for report in rows if report.action == "repaired"]
     return {
+        "name": source.name,
         "rows": kept + len(dropped),
         "kept": kept,
         "dropped": dict(Counter(report.reason for report in dropped)),
@@ -270,7 +285,8 @@ def main(
     /,
     *,
     inputs: Annotated[Sequence[File], Flag("FILE", names=("--input",))],
-    out: Folder,
+    out: Folder | None = None,
+    dry_run: bool = False,
     split: Annotated[str | None, Flag("train=0.8,val=0.2")] = None,
     seed: int = 0,
     stratify: Annotated[str | None, Flag("FACET")] = None,
@@ -279,17 +295,49 @@ def main(
     """Turn raw exam files into questions, and into prompts where asked.
 
     Args:
+        dry_run: show the map and the first questions as they are read, and what is dropped and why; write nothing.
         split: also write these parts; cases stay whole.
         seed: of the parts.
         stratify: each part gets its share of every value of this facet.
     """
+    if out is None and not dry_run:
+        raise cli.WrongUsage("--out names the folder to write to (or --dry-run shows what would be written).")
     parts = Split(parse_shares(split), seed, stratify) if split else None
-    reports = preprocess(exam, inputs, out, split=parts, **options)
-    for report in reports:
-        cli.say(summary(report))
+    with tempfile.TemporaryDirectory(prefix="cmexam_tune.") as nowhere:
+        folder = nowhere if dry_run or out is None else out
+        reports = preprocess(exam, inputs, folder, split=parts, **options)
+        for report in reports:
+            if dry_run or AUTO in str(options.get("columns")):
+                cli.say("\n".join(_preview(report, Path(folder))))
+            cli.say(summary(report))
     if left_out := reports[0]["left_out"]:
         cli.say(f"left out, no columns of this exam: {', '.join(left_out)}")
-    cli.say(f"written to {out}")
+    cli.say("nothing is written (--dry-run)" if dry_run else f"written to {out}")
+
+
+def _preview(report: Mapping[str, Any], folder: Path) -> Iterator[str]:
+    """Yield the map that was used and the first questions as they were read, line by line."""
+    if "map" in report:
+        yield f"--map {shlex.quote(report['map'])}"
+    path = folder / f"{report['name']}.questions.jsonl"
+    for question in itertools.islice(jsonl.read(path, Question), PREVIEWED) if path.is_file() else ():
+        kind = f" ({question.kind})" if question.kind else ""
+        yield f"\n{question.id}{kind}\n  {_shortened(question.stem)}"
+        for letter, text in question.options.items():
+            mark = "*" if letter in (question.answer or "") else " "
+            yield f" {mark}{letter} {_shortened(text)}"
+        if question.answer is None:
+            yield "  answer: not published"
+        if question.explanation:
+            yield f"  explanation: {_shortened(question.explanation)}"
+        if question.facets:
+            yield f"  {', '.join(f'{name}: {value}' for name, value in question.facets.items())}"
+    yield ""
+
+
+def _shortened(text: str) -> str:
+    flat = " ".join(text.split())
+    return flat if len(flat) <= SHOWN else f"{flat[: SHOWN - 1]}…"
 
 
 if __name__ == "__main__":

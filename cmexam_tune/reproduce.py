@@ -51,6 +51,21 @@ class Unit:
     test: Path
     ask: tuple[str, ...] = ()
     """Overrides of the prediction alone: a trained row is trained once for all settings."""
+    trained: bool = True
+    """Whether the model is tuned before it answers."""
+
+    @property
+    def predictions(self) -> Path:
+        """What the model answered."""
+        return self.folder / "predictions.jsonl"
+
+    @property
+    def published(self) -> str:
+        """The name under which `evaluate` knows the published numbers of this setting."""
+        if self.entry.exam != "cmb":
+            return self.entry.exam
+        setting = self.folder.name.partition("-")[2].removeprefix("answer").strip("-")
+        return f"cmb-{setting}" if setting else "cmb"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,7 +183,7 @@ def _units(entry: entries.Entry, out: Path, plan: Plan, data: Path, overrides: S
             # The user's own words come last: they win over what a setting or the explaining run changes.
             changes = () if entry.trained else ask
             config = load_config(entry.recipe, [*changes, *common, f"out={first / 'run'}", *overrides])
-            yield Unit(entry, folder, config, files["test"], ask if entry.trained else ())
+            yield Unit(entry, folder, config, files["test"], ask if entry.trained else (), entry.trained)
         if entry.explain is not None:
             folder = first.with_name(f"{first.name}-{reproduced_tables.EXPLAIN}")
             words = [*entry.explain, *common, f"out={folder / 'run'}", *overrides]
@@ -213,22 +228,23 @@ def _preprocess(exam: str, raw: Path, folder: Path, split: str, data: Path) -> N
 
 
 def run_unit(unit: Unit, launch: str | None) -> None:
-    """Train where the entry does, predict and score; `launch`: the words that start a program on several cards."""
-    predictions = unit.folder / "predictions.jsonl"
-    if unit.entry.trained:
+    """Train where the unit says so, predict and score; `launch`: what starts a program on several cards."""
+    predictions = unit.predictions
+    if unit.trained:
         _train(unit, launch)
-    source = unit.config.out if unit.entry.trained else _write_config(unit)
+    source = unit.config.out if unit.trained else _write_config(unit)
     from cmexam_tune.evaluate import evaluate
     from cmexam_tune.predict import predict
 
     if launch is None or unit.config.model.is_remote:
         predict(source, unit.test, predictions, unit.ask)
     else:
-        words = ["--run-folder", source] if unit.entry.trained else ["--config", source]
+        words = ["--run-folder", source] if unit.trained else ["--config", source]
         _launch(launch, "predict", [*words, "--questions", unit.test, "--out", predictions, *unit.ask])
     if not _whole(unit.folder / "report", predictions):
         profile = "cmb" if unit.entry.exam == "cmb" else "standard"
-        evaluate(predictions, unit.test, unit.folder / "report", profile=profile, overwrite=True)
+        published = unit.published if unit.entry.paper else None
+        evaluate(predictions, unit.test, unit.folder / "report", profile=profile, published=published, overwrite=True)
 
 
 def _whole(report: Path, predictions: Path) -> bool:

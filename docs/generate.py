@@ -12,8 +12,7 @@ from pathlib import Path
 from cmexam_tune import config
 from cmexam_tune.config import describing, installed_versions, settings
 from cmexam_tune.core import variants
-from cmexam_tune.report.papers import entries
-from cmexam_tune.report.table import short
+from cmexam_tune.report.papers import entries, recipe_list
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = {
@@ -104,26 +103,6 @@ def hours(entry: entries.Entry, card: str) -> str:
     return f"{seconds / 3600:.1f}"
 
 
-def published(entry: entries.Entry) -> str:
-    """Return the published numbers in one cell."""
-    numbers = entry.published
-    if not numbers:
-        return "-"
-    cells = [f"{short(key)} {numbers[key]:g}" for key in entries.METRICS if key in numbers]
-    return ", ".join(cells)
-
-
-def memory(entry: entries.Entry, family: str) -> str:
-    """Return which card the recipe fits."""
-    if family == "endpoint":
-        return "none: an address"
-    if entry.billions > 12 and entry.recipe.startswith("full_"):
-        return "8 x 80 GB (ZeRO-3)"
-    if entry.billions > 12:
-        return "1 x A800"
-    return "1 x V100 32 GB" if entry.billions > 1 else "1 x V100 16 GB"
-
-
 def recipes() -> str:
     """Return recipes/README.md."""
     head = (
@@ -144,19 +123,16 @@ def recipes() -> str:
         "question in that model's vocabulary, without padding. `cmexam-tune train --config ... --dry-run` estimates "
         "your own settings, and a run's progress bar the rest of it.\n"
     )
-    parts = [head]
+    parts, listed = [head], recipe_list.lines()
     for folder, title in FOLDERS.items():
-        columns = ["recipe", "base model", "row", "published", "hardware"]
+        columns = ["recipe", "base model", "exam", "prompt", "row", "published", "hardware"]
         columns += [] if folder == "zeroshot" else [f"hours {card}" for card in CARDS]
         lines = [f"| {' | '.join(columns)} |", "|" + " --- |" * len(columns)]
-        for entry in entries.known().values():
-            path = config.find_recipe(entry.recipe)
-            if path.parent.name == folder:
-                model = config.load_config(path).model
-                cells = [f"[{entry.recipe}]({folder}/{path.name})", model.model_name_or_path]
-                cells += [entry.paper[1] if entry.paper else "-", published(entry), memory(entry, model.family)]
-                cells += [hours(entry, card) for card in CARDS]
-                lines.append(f"| {' | '.join(cells[: len(columns)])} |")
+        for line in listed[folder]:
+            cells = [f"[{line.recipe}]({folder}/{line.recipe}.yaml)", line.model, line.exam, line.prompt, line.row]
+            cells += [line.published, line.hardware]
+            cells += [hours(entries.known()[line.recipe], card) for card in CARDS]
+            lines.append(f"| {' | '.join(cells[: len(columns)])} |")
         parts.append(f"## {title}\n\n" + "\n".join(lines) + "\n")
     return "\n".join(parts) + tail
 

@@ -192,9 +192,9 @@ class Reader:
             rows = [entries.find(row).recipe for row in got.rows if "=" not in row]
             added += [f"{row}:{word}" for row in rows for word in self.stand_ins(row, (), wanted)]
             added += [f"{row}:training.max_steps=1" for row in rows]
-        if command[0] == "train" and ("weights" in wanted or not self.whole):
+        if command[0] == "compare" or (command[0] == "train" and ("weights" in wanted or not self.whole)):
             added += ["training.max_steps=1", "training.eval_strategy=no", "training.save_strategy=no"]
-        if "weights" in wanted and command[0] == "predict":
+        if "weights" in wanted and command[0] in ("predict", "compare"):
             added += ["generation.max_new_tokens=4", "generation.thinking_tokens=4"]
         return added
 

@@ -60,6 +60,8 @@ def test_values(variant: tuple[str, Any]) -> None:
         assert dataclasses.is_dataclass(module.Settings)
         parameters: Any = module.Settings.__dataclass_params__  # type: ignore[attr-defined]
         assert parameters.frozen
+    if folder == "metrics":
+        assert module.METRIC.en.isascii() and not module.METRIC.zh.isascii()
     if folder == "scorers":
         assert module.SCORER.name == module.__name__.rpartition(".")[2].replace("_", "-")
 

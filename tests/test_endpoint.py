@@ -772,7 +772,7 @@ def test_a_killed_judge_or_annotator_asks_nothing_twice(program: str, tmp_path: 
         process.wait()
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-        assert "of 60 are answered already" in done.stderr
+        assert "of 60 are done already" in done.stderr
         # What is asked twice is at most what was under way at the kill.
         assert 60 <= len(server.bodies) <= 60 + 2 * 4
 

@@ -1,10 +1,7 @@
 """What docs/extending.md says, done as it stands: a stranger's method, family, exam, profile and metric, and a run."""
 
 import json
-import os
 import re
-import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,7 +38,8 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def test_the_page_has_one_of_each() -> None:
     assert sorted(MODULES) == [
-        "my_lab/hospital.py", "my_lab/lenient.py", "my_lab/norms.py", "my_lab/packed.py", "my_lab/ward.py",
+        "my_lab/hospital.py", "my_lab/lenient.py", "my_lab/norms.py", "my_lab/packed.py", "my_lab/partly_right.py",
+        "my_lab/ward.py",
     ]  # fmt: skip
 
 
@@ -86,22 +84,19 @@ def test_an_exam_and_a_profile_of_a_stranger(lab: Path) -> None:
             main(wrong)
 
 
-def test_a_metric(tmp_path: Path) -> None:
-    """The two pieces put where the page says, in a copy of the package."""
-    pieces = dict(BLOCKS)
-    shutil.copytree(ROOT / "cmexam_tune", tmp_path / "cmexam_tune", ignore=shutil.ignore_patterns("__pycache__"))
-    file = tmp_path / "cmexam_tune" / "evaluation" / "grading.py"
-    text = file.read_text(encoding="utf-8")
-    head, accuracy, tail = text.partition('        "accuracy": average(scored, ()),\n')
-    text = head + accuracy + pieces['in score, below "accuracy"'] + tail
-    file.write_text(f"{text}\n\n{pieces['at the end of cmexam_tune/evaluation/grading.py']}", encoding="utf-8")
+def test_a_metric_of_a_stranger(lab: Path) -> None:
+    """Beside one of the package: in report.json, for each facet, and as columns of the tables and of the page."""
     options = {"A": "甲", "B": "乙", "C": "丙"}
-    jsonl.write(
-        tmp_path / "q.jsonl", [Question(f"q{i}", "题", options, answer) for i, answer in enumerate(["AB", "C"])]
-    )
-    jsonl.write(tmp_path / "p.jsonl", [Prediction("q0", "答案: A"), Prediction("q1", "不知道")])
-    words = ["evaluate", "--predictions", "p.jsonl", "--questions", "q.jsonl", "--out", "report"]
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    subprocess.run([sys.executable, "-m", "cmexam_tune", *words], cwd=tmp_path, env=environment, check=True)
-    overall = json.loads((tmp_path / "report" / "report.json").read_text("utf-8"))["overall"]
-    assert (overall["accuracy"], overall["partly_right"]) == (0, 50)
+    asked = [Question(f"q{i}", "题", options, answer, facets={"科室": answer}) for i, answer in enumerate(["AB", "C"])]
+    jsonl.write(lab / "q.jsonl", asked)
+    jsonl.write(lab / "p.jsonl", [Prediction("q0", "答案: A"), Prediction("q1", "不知道")])
+    words = ["evaluate", "--predictions", "p.jsonl", "--questions", "q.jsonl", "--out", "report", "--metric"]
+    assert not main([*words, "my_lab.partly_right,macro_f1"])
+    report = json.loads((lab / "report" / "report.json").read_text("utf-8"))
+    scores = [report["overall"], *report["by_facet"]["科室"].values()]
+    assert [score["partly_right"] for score in scores] == [50, 100, 0] and report["overall"]["macro_f1"] == 0
+    assert report["metrics"]["partly_right"] == {"en": "Partly right %", "zh": "部分正确 %"}
+    assert "| partly_right | macro_f1 |" in (lab / "report" / "report.md").read_text("utf-8")
+    assert "部分正确 %" in (lab / "report" / "report.html").read_text("utf-8")
+    with pytest.raises(ConfigError, match="'macro_f2' is unknown, did you mean 'macro_f1'"):
+        main([*words, "macro_f2", "--overwrite"])

@@ -56,9 +56,9 @@ QUESTIONS = {
     "CMB-test-choice-question-merge": "CMB-test-choice-question-merge.json", "CMB-Clin-qa": "CMB-Clin-qa.json",
 }  # fmt: skip
 PLACES = {
-    "train": ["train", "mine", "out/data/train"],
+    "train": ["train", "mine", "out/data/train", "data/mine/train"],
     "val": ["val", "out/data/val"],
-    "test_with_annotations": ["test", "data/test", "out/data/test_with_annotations"],
+    "test_with_annotations": ["test", "data/test", "out/data/test_with_annotations", "data/mine/test"],
     "CMB-val-merge": ["out/cmb/val"],
     "CMB-test-choice-question-merge": ["out/cmb/test", "data/cmb/test"],
 }

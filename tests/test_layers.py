@@ -31,9 +31,9 @@ FLOORS = (
 )
 MACHINERY = ("models", "training", "inference", "interop", "cmb_clin")
 """Parts whose files may import torch; all others are read by programs that start in a moment."""
-SEAMS = ("exams", "models/families", "models/adapters", "evaluation/scorers")
+SEAMS = ("exams", "models/families", "models/adapters", "evaluation/scorers", "evaluation/metrics")
 VARIANTS = {path.stem for seam in ("families", "adapters") for path in (PACKAGE / "models" / seam).iterdir()}
-SEAMS = ("exams", "models/families", "models/adapters", "evaluation/scorers")
+SEAMS = ("exams", "models/families", "models/adapters", "evaluation/scorers", "evaluation/metrics")
 """Folders of variants."""
 HEAVY = {"torch", "transformers", "peft", "deepspeed", "accelerate"}
 SLOW = HEAVY | {"datasets", "jieba", "sacrebleu", "rouge_score", "evaluate", "pandas", "openpyxl", "numpy", "scipy"}

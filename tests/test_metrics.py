@@ -6,7 +6,7 @@ import pytest
 
 from cmexam_tune.core.errors import ConfigError, DataError
 from cmexam_tune.core.schema import Prediction, Question
-from cmexam_tune.evaluation import grading, scorers
+from cmexam_tune.evaluation import grading, metrics, scorers
 
 OPTIONS = dict(zip("ABCDE", ["青霉素", "头孢曲松", "阿奇霉素", "左氧氟沙星", "万古霉素"], strict=True))
 
@@ -24,6 +24,21 @@ def _records(count=300, seed=3):
         predictions.append(Prediction(f"q{i}", text))
     rng.shuffle(predictions)
     return questions, predictions
+
+
+def test_metrics_are_those_of_scikit_learn():
+    from sklearn.metrics import cohen_kappa_score, f1_score
+
+    graded = grading.grade(*_records())
+    right = [item.question.answer for item in graded]
+    given = [item.answer or "none" for item in graded]
+    named = {key: metric.of(graded) for key, metric in map(metrics.get, metrics.names())}
+    assert named == {
+        "kappa": pytest.approx(100 * cohen_kappa_score(right, given)),
+        "macro_f1": pytest.approx(100 * f1_score(right, given, average="macro")),
+    }
+    same = [item for item in graded if item.question.answer == item.answer == "A"]
+    assert metrics.get("kappa")[1].of(same) == 0 and metrics.get("macro_f1")[1].of(same) == 100
 
 
 def test_agrees_with_sklearn_and_keeps_unreadable_outputs():

@@ -381,7 +381,7 @@ def test_processes_share_the_questions_and_go_on_for_others(asked: Path, recipe:
     assert not [path for path in tmp_path.iterdir() if path.name.startswith("shared.part")]
     (_, said, noted), (_, silent, other) = found
     assert said.split() == [str(shared)] and silent == ""
-    assert "7 of 30 are answered already" in noted and "30 questions asked" in noted
+    assert "7 of 30 are done already" in noted and "30 questions asked" in noted
     assert "answered" not in other
     # Whoever decided it: recipe, style or program.
     decoding = json.loads(meta_path(shared).read_text(encoding="utf-8"))["result"]["decoding"]

@@ -209,10 +209,10 @@ def test_a_profile_of_ones_own_by_its_dotted_name(tmp_path, monkeypatch):
 
 
 def test_a_scorer_brings_metrics_of_its_own():
-    """Each is a function of (right, given) letters, for every facet too; there is none of no questions."""
+    """Each is a function of graded questions, for every facet too; there is none of no questions."""
 
-    def first_letter(pairs):
-        return 100 * sum(right[:1] == given[:1] for right, given in pairs) / len(pairs)
+    def first_letter(graded):
+        return 100 * sum(item.question.answer[:1] == (item.answer or "")[:1] for item in graded) / len(graded)
 
     scorer = dataclasses.replace(scorers.get("standard"), metrics={"first_letter": first_letter})
     questions = [Question("a", "题", DRUGS, "AB"), Question("b", "题", DRUGS, "C")]

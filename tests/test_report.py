@@ -6,6 +6,7 @@ import gzip
 import html.parser
 import json
 import random
+import re
 
 import pytest
 
@@ -139,6 +140,8 @@ def test_markdown_and_latex(written):
         assert line.count("|") - line.count("\\|") >= 3
     tex = (written / "report.tex").read_text(encoding="utf-8")
     assert tex.count("\\toprule") == tex.count("\\bottomrule") == tex.count("\\begin{table}") > 5
+    assert tex.count("\\label{tab:") == len(set(re.findall(r"\\label\{(.*?)\}", tex))) > 5
+    assert "n = 80" in tex
     assert "uniform_subset" not in tex.replace("\\_", "")
     assert " 95% " not in tex
 

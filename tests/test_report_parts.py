@@ -142,6 +142,10 @@ def test_plots_are_files_for_a_paper(tmp_path: Path) -> None:
     report = evaluate([Prediction(one.id, "答案: A") for one in asked], asked, published="cmexam")
     written = plots.draw(report, tmp_path)
     names = {path.name for path in written}
+    assert "comparison.png" not in names  # of one run alone
+    said = {letter: [Prediction(one.id, f"答案: {letter}") for one in asked] for letter in "AB"}
+    both = evaluate(said["A"], asked, baseline=said["B"])
+    assert {"comparison.png", "comparison.svg"} <= {path.name for path in plots.draw(both, tmp_path / "both")}
     assert {"difficulty_level.png", "difficulty_level.svg", "by_length.png", "by_length.svg"} <= names
     for path in written:
         start = path.read_bytes()[:8]

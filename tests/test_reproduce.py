@@ -54,6 +54,11 @@ def test_all_methods_two_seeds_killed_in_the_middle(
     assert names == ["seed1"] * 3 + ["seed1-explain"] * 2 + ["seed2"] * 3 + ["seed2-explain"] * 2
     for name in ("ChatGLM-CMExam", "LLaMA-CMExam", "BERT-CMExam"):
         assert name in printed
+    for table in printed.split("row  ", 1)[1].split("model  ", 1):  # the comparison, and Table 3
+        caveats = next(line for line in table.splitlines() if "published numbers are of" in line)
+        assert "not of these 30 questions; not the recipe's: " in caveats
+        assert "model.model_name_or_path=bert" in caveats and "training.max_steps=2" in caveats
+        assert "training.seed" not in caveats and "prompt.style" not in caveats
     for stem in ("comparison", "table3"):
         for suffix in (".md", ".tex", ".html"):
             assert "45.3" in (whole / f"{stem}{suffix}").read_text(encoding="utf-8")
@@ -230,11 +235,19 @@ def test_scores_by_hand(tmp_path: Path) -> None:
     assert bleu.mean == 32.5 and bleu.interval == pytest.approx((32.5 - t * 0.5, 32.5 + t * 0.5))
     assert second.entry.title == "my_own" and second.scores["accuracy"].deviation is None
     table = {(line[0], line[1]): line[2:] for line in reproduced_tables.comparison([first, second]).lines}
-    assert table["ChatGLM-CMExam (ptuning_chatglm)", "Acc"][:3] == ("45.00±1.41", "45.3±1.4", "-0.30")
-    assert table["ChatGLM-CMExam (ptuning_chatglm)", "BLEU-1"][2] == "+1.40"
-    assert table["my_own", "Acc"] == ("50.00", "-", "-", "45.10 to 54.90")
+    assert table["ChatGLM-CMExam (ptuning_chatglm)", "Acc"][:4] == ("10000", "45.00±1.41", "45.3±1.4", "-0.30")
+    assert table["ChatGLM-CMExam (ptuning_chatglm)", "BLEU-1"][3] == "+1.40"
+    assert table["my_own", "Acc"] == ("400", "50.00", "-", "-", "45.10 to 54.90")
     wide = reproduced_tables.table3([first, second])
     assert wide.lines[1][:4] == ("  published", "45.3±1.4", "45.2±1.4", "31.1±0.23")
+
+
+def test_equal_seeds_have_no_interval(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        put(tmp_path, f"head_bert/seed{seed}", n=30, accuracy=20.0, weighted_f1=0.1)
+    (row,) = reproduced_tables.collect(tmp_path)
+    table = {line[1]: line[-1] for line in reproduced_tables.comparison([row]).lines}
+    assert table["F1"] == "-" and " to " in table["Acc"]
 
 
 def test_a_table_and_its_reports_are_written(tmp_path: Path) -> None:

@@ -24,11 +24,14 @@ def test_the_same_table_in_four_forms() -> None:
         "50% of x_1", "", "            a_b  c & d", "<甲>       1±2%      3", "long name     4      5", "", "a note",
     ]  # fmt: skip
     assert TABLE.markdown().splitlines()[:5] == [
-        "## 50% of x_1", "", "|  | a_b | c &amp; d |", "| --- | --- | --- |", "| &lt;甲&gt; | 1±2% | 3 |",
+        "## 50% of x_1", "", "|  | a_b | c & d |", "| --- | --- | --- |", "| &lt;甲&gt; | 1±2% | 3 |",
     ]  # fmt: skip
     latex = TABLE.latex()
     assert r"\textless{}甲\textgreater{} & 1$\pm$2\% & 3 \\" in latex and r" & a\_b & c \& d \\" in latex
     assert r"\begin{tabular}{lrr}" in latex and r"\caption{50\% of x\_1. a note}" in latex
+    assert r"\label{tab:50-of-x-1}" in latex and "a note. n = 7}" in TABLE.latex("n = 7")
+    assert r"a & $-$0.50 & -- \\" in Table(("", "x", "y"), (("a", "-0.50", "-"),)).latex()
+    assert "| 1-2 &amp;lt; |" in Table(("",), (("1-2 &lt;",),)).markdown()
     assert TABLE._repr_html_() == TABLE.html() and "<td>&lt;甲&gt;</td>" in TABLE.html()
 
 

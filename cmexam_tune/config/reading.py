@@ -62,7 +62,7 @@ def find_recipe(name: str | Path) -> Path:
     like = f", did you mean {near[0]!r}? Like it: {', '.join(near[1:])}" if near else ""
     raise ConfigError(
         f"{reprlib.repr(str(name))[1:-1]}: no such config, neither a file nor one of {len(known)} shipped recipes"
-        f"{like}. All of them: recipes/README.md."
+        f"{like}. `cmexam-tune recipes` lists them."
     )
 
 

@@ -15,14 +15,21 @@ from typing import Any, Literal
 
 from cmexam_tune.core.errors import ConfigError
 
-Folder = Literal["exams", "families", "tuning", "scorers"]
+Folder = Literal["exams", "families", "tuning", "scorers", "metrics"]
 PACKAGES: dict[Folder, str] = {
     "exams": "cmexam_tune.exams",
     "families": "cmexam_tune.models.families",
     "tuning": "cmexam_tune.models.adapters",
     "scorers": "cmexam_tune.evaluation.scorers",
+    "metrics": "cmexam_tune.evaluation.metrics",
 }
-PROTOCOLS: dict[Folder, str] = {"exams": "Exam", "families": "Family", "tuning": "Method", "scorers": "ScorerModule"}
+PROTOCOLS: dict[Folder, str] = {
+    "exams": "Exam",
+    "families": "Family",
+    "tuning": "Method",
+    "scorers": "ScorerModule",
+    "metrics": "MetricModule",
+}
 """The class in each package that says what its files provide: as functions, or (families, tuning) as a subclass."""
 FROM_YAML: tuple[Folder, ...] = ("exams",)
 """Packages whose `from_yaml(path)` makes a variant of a YAML file: one beside the code, or the user's own."""

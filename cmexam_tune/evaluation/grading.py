@@ -242,8 +242,7 @@ def score(graded: Sequence[Graded], scorer: str | Scorer = "standard") -> Scores
     }
     for name, facets in scorer.averages.items():
         scores[name] = average(scored, facets)
-    pairs = [(item.question.answer or "", item.answer or "") for item in scored]
-    scores.update({name: metric(pairs) if pairs else None for name, metric in scorer.metrics.items()})
+    scores.update({name: metric(scored) if scored else None for name, metric in scorer.metrics.items()})
     return scores
 
 

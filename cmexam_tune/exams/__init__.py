@@ -16,6 +16,7 @@ from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.core.schema import Question
 from cmexam_tune.exams._cells import Cells, Reporter, RowReport, Unreadable
 from cmexam_tune.exams._fields import Fields, FieldsExam, from_yaml, parse_map
+from cmexam_tune.exams._guess import guess
 from cmexam_tune.exams._sources import Source, find_answers, find_sources, sort_out
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "from_yaml",
     "load",
     "sort_out",
+    "with_guesses",
 ]
 
 
@@ -40,6 +42,21 @@ class Exam(Protocol):
 
     def read(self, files: Sequence[Path], answers: Path | None = None, report: Reporter = ...) -> Iterator[Question]:
         """Yield the questions of raw files one by one; tell `report` about every row dropped or repaired."""
+
+
+AUTO = "auto"
+"""A map, or its first entry: columns are found by the names that they usually have."""
+
+
+def with_guesses(columns: str, path: Path) -> str:
+    """Return a map in which `auto` stands no more: what is found in a file, and after it what the map says itself.
+
+    Raises:
+        DataError: the file's columns cannot be told for certain.
+    """
+    own = columns.partition(",")[2]
+    guessed = guess(path, [entry.partition("=")[0].strip() for entry in own.split(",")])
+    return ",".join(filter(None, (guessed, own)))
 
 
 def load(name: str, columns: str | None = None) -> tuple[Exam, Fields | None]:

@@ -34,7 +34,7 @@ class Found:
         self._file, self._header = path.stem, header
         self._all, self._alike = names, dict[str, list[str]]()
         for name in names:
-            self._alike.setdefault(_plain(name), []).append(name)
+            self._alike.setdefault(plain(name), []).append(name)
         self._places = [name for name in names if name not in (SECTION, BROKEN)]
         self.problem = ""
         """Why no row with these columns can be read for certain, empty where all is well."""
@@ -75,7 +75,7 @@ class Found:
             return (self._places[number - 1 if number > 0 else number],) if inside else ()
         if name in self._all:
             return (name,)
-        alike = self._alike.get(_plain(name), [])
+        alike = self._alike.get(plain(name), [])
         if len(alike) > 1:
             self._doubt(f"{name!r} may be any of the columns {', '.join(map(repr, alike))}")
         return tuple(alike[:1])
@@ -89,7 +89,7 @@ class Found:
             low, high = (self._places.index(str(end[0])) for end in ends)
             return tuple(self._places[low : high + 1])
         prefix, start, end = first[:-1], *(unicodedata.normalize("NFKC", sign[-1:]) for sign in (first, last))
-        if len(start + end) != 2 or (last[:-1] and _plain(last[:-1]) != _plain(prefix)):
+        if len(start + end) != 2 or (last[:-1] and plain(last[:-1]) != plain(prefix)):
             return ()
         if start.islower() != end.islower():
             start, end = start.upper(), end.upper()
@@ -128,7 +128,7 @@ class Columns:
         self, path: Path, wanted: Mapping[str, Sequence[str]], ignore: Sequence[str], *, header: bool = True
     ) -> None:
         self.path, self.wanted, self.header = path, wanted, header
-        self._ignore = {_plain(name) for name in ignore}
+        self._ignore = {plain(name) for name in ignore}
         self._known: dict[tuple[str, ...], Found] = {}
         self._seen: set[str] = set()
         self._unread: list[str] = []
@@ -139,7 +139,7 @@ class Columns:
         if (resolved := self._known.get(key)) is None:
             resolved = self._known[key] = Found(self.path, key, self.wanted, header=self.header)
             for name in key:
-                unread = name not in resolved.used and name[:1] not in ("", "#") and _plain(name) not in self._ignore
+                unread = name not in resolved.used and name[:1] not in ("", "#") and plain(name) not in self._ignore
                 if unread and name not in self._seen:
                     self._seen.add(name)
                     self._unread.append(name)
@@ -176,9 +176,9 @@ class Columns:
 
 def _other(item: Mapping[str, Any]) -> str:
     """Say which exam's layout the columns of a row are."""
-    names = {_plain(name) for name in item}
+    names = {plain(name) for name in item}
     for exam, layout in LAYOUTS.items():
-        if names >= {_plain(name) for name in layout}:
+        if names >= {plain(name) for name in layout}:
             known = "CMB-Clin cases: no multiple-choice questions; `preprocess cmb` reads them"
             return f" This looks like {known if exam == 'clin' else f'{exam}: try `preprocess {exam}`'}."
     return ""
@@ -188,6 +188,6 @@ def _bare(name: object) -> str:
     return _IGNORED.sub("", unicodedata.normalize("NFKC", str(name)))
 
 
-def _plain(name: object) -> str:
+def plain(name: object) -> str:
     """Return what names are compared by: full-width letters, case, spaces, `_` and `-` make no difference."""
     return _bare(name).lower()

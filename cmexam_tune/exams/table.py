@@ -14,4 +14,7 @@ def read(files: Sequence[Path], answers: Path | None = None, report: Reporter = 
     Raises:
         ConfigError: always.
     """
-    raise ConfigError("table: --map is needed, for example --map stem=题干,options=A..E,answer=答案,facet:科室=科室.")
+    raise ConfigError(
+        "table: --map is needed, for example --map stem=题干,options=A..E,answer=答案,facet:科室=科室, "
+        "or --map auto, which finds columns by their names."
+    )

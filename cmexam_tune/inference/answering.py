@@ -90,7 +90,7 @@ def run_missing(
     """
     done = sum(key in file.known for key in keys)
     if file.processes.first and 0 < done < len(keys):
-        cli.note(f"{file.path}: {done} of {len(keys)} are answered already")
+        cli.note(f"{file.path}: {done} of {len(keys)} are done already")
     if done == len(keys) and file.tidy:
         return
     started = time.monotonic()

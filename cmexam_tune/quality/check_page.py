@@ -1,4 +1,4 @@
-"""What a check found, as Markdown and as one HTML page with the pairs side by side."""
+"""What a check found, as Markdown and as one HTML page in two languages with the pairs side by side."""
 
 import difflib
 import html
@@ -15,20 +15,12 @@ from cmexam_tune.quality.findings import (
     Finding,
     Overlap,
 )
-from cmexam_tune.report.html_page import html_page
-from cmexam_tune.report.table import Table
+from cmexam_tune.report.html_page import Section, in_both, two_languages
+from cmexam_tune.report.table import Table, Text
 
 SHOWN = 200
 """Pairs and findings of one kind that the page shows; the files beside it have all."""
-_STYLE = """
-details { margin: 14px 0; } summary { font-weight: 600; }
-.pair { display: grid; grid-template-columns: 1fr 1fr; gap: 4px 24px;
-  border-top: 1px solid var(--line); padding: 8px 0; }
-.pair p { margin: 0; white-space: pre-wrap; overflow-wrap: anywhere; } .pair .soft { font-size: 13px; }
-.alone { display: block; max-width: 50em; }
-@media (max-width: 700px) { .pair { grid-template-columns: 1fr; gap: 10px; }
-  table { display: block; overflow-x: auto; } }
-"""
+N = Text("questions", "题数")
 Lines = Mapping[tuple[str, int], Question]
 
 
@@ -44,9 +36,21 @@ def tables(result: Checked) -> list[Table]:
     counts = Counter(finding.finding for finding in result.findings)
     single = [(text, f"{counts[name]:,}") for name, text in SINGLE.items()]
     return [
-        Table(("File", "questions", "dropped", "clean"), tuple(files), "Files"),
-        Table(("Pairs", "within these files", "with files held against"), tuple(pairs), "Overlap"),
-        Table(("Finding", "questions"), tuple(single), "Single questions"),
+        Table(
+            (Text("File", "文件"), N, Text("dropped", "剔除"), Text("clean", "保留")),
+            tuple(files),
+            Text("Files", "文件"),
+        ),
+        Table(
+            (
+                Text("Pairs", "题对"),
+                Text("within these files", "这些文件之内"),
+                Text("with files held against", "与对照文件之间"),
+            ),
+            tuple(pairs),
+            Text("Overlap", "重复与重叠"),
+        ),
+        Table((Text("Finding", "发现"), N), tuple(single), Text("Single questions", "单题问题")),
         *_letters(result),
     ]
 
@@ -58,9 +62,16 @@ def _letters(result: Checked) -> list[Table]:
             counts = row["counts"]
             total = sum(counts.values())
             shares = tuple(f"{count / total:.1%}" for count in counts.values())
-            title = f"{name}: answer letters of {total:,} questions with {row['options']} options and one right letter"
-            note = f"Chi-square test against equal shares: p = {row['p']:.2g}."
-            letter_tables.append(Table(("Answer", *counts), (("share", *shares),), title, note))
+            title = Text(
+                f"{name}: answer letters of {total:,} questions with {row['options']} options and one right letter",
+                f"{name}：{total:,} 道 {row['options']} 个选项的单选题，各选项作答案的比例",
+            )
+            note = Text(
+                f"Chi-square test against equal shares: p = {row['p']:.2g}.",
+                f"与均匀分布的卡方检验：p = {row['p']:.2g}。",
+            )
+            share = ((Text("share", "占比"), *shares),)
+            letter_tables.append(Table((Text("Answer", "答案"), *counts), share, title, note))
     return letter_tables
 
 
@@ -85,15 +96,15 @@ def page(result: Checked, paths: Mapping[str, Path]) -> str:
         places += [(pair.file, pair.line) for pair in pairs]
         places += [(pair.other_file, pair.other_line) for pair in pairs]
     lines = _read(places, paths)
-    parts = [table.html() for table in tables(result)]
+    summary = "".join(table.html(two_languages=True) for table in tables(result))
+    sections = [Section("summary", "Summary", "概览", summary)]
     for reason, pairs in shown.items():
         total = sum(result.count(reason).values())
-        parts.append(_section(PAIRS[reason], total, [_pair(pair, lines) for pair in pairs]))
+        sections += _section(reason, PAIRS[reason], total, [_pair(pair, lines) for pair in pairs])
     for kind, findings in by_kind.items():
         total = sum(finding.finding == kind for finding in result.findings)
-        parts.append(_section(SINGLE[kind], total, [_finding(finding, lines) for finding in findings]))
-    title = "Check of question files"
-    return html_page(title, f"<main><h1>{title}</h1>{''.join(parts)}</main>", style=_STYLE)
+        sections += _section(kind, SINGLE[kind], total, [_finding(finding, lines) for finding in findings])
+    return two_languages("Check of question files", "题目文件检查", sections)
 
 
 def _by_kind(findings: Sequence[Finding]) -> dict[str, list[Finding]]:
@@ -113,12 +124,14 @@ def _read(places: Sequence[tuple[str, int]], paths: Mapping[str, Path]) -> Lines
     return lines
 
 
-def _section(title: str, total: int, entries: Sequence[str]) -> str:
+def _section(name: str, title: Text, total: int, entries: Sequence[str]) -> list[Section]:
+    """Return the section of one kind of finding, none where nothing was found."""
     if not total:
-        return ""
-    more = f", the first {len(entries)} shown" if total > len(entries) else ""
+        return []
     opened = " open" if total <= SHOWN else ""
-    return f"<details{opened}><summary>{html.escape(title)} ({total:,}{more})</summary>{''.join(entries)}</details>"
+    shown = in_both(f"{total:,} found, {len(entries)} shown", f"共 {total:,} 处，显示 {len(entries)} 处")
+    body = f"<details{opened}><summary>{shown}</summary>{''.join(entries)}</details>"
+    return [Section(name, title, title.zh, body)]
 
 
 def _pair(pair: Overlap, lines: Lines) -> str:
@@ -126,10 +139,10 @@ def _pair(pair: Overlap, lines: Lines) -> str:
     left, right = _marked(_text(question), _text(other))
     heads = (_place(pair.file, pair.id), f"{_place(pair.other_file, pair.other_id)}, Jaccard {pair.jaccard:.2f}")
     sides = [
-        f"<div><p class=soft>{html.escape(head)}</p><p>{text}</p></div>"
+        f"<div><h4>{html.escape(head)}</h4><pre>{text}</pre></div>"
         for head, text in zip(heads, (left, right), strict=True)
     ]
-    return f"<div class=pair>{''.join(sides)}</div>"
+    return f'<article class="card unknown"><div class="two">{"".join(sides)}</div></article>'
 
 
 def _place(file: str, name: str) -> str:
@@ -138,14 +151,19 @@ def _place(file: str, name: str) -> str:
 
 def _finding(finding: Finding, lines: Lines) -> str:
     question = lines.get((finding.file, finding.line))
-    text = f"{_text(question)}\nExplanation: {question.explanation or 'none'}" if question else ""
-    head = f"{_place(finding.file, finding.id)}, line {finding.line}. Seen: {finding.seen}"
-    return f'<div class="pair alone"><p class=soft>{html.escape(head)}</p><p>{html.escape(text)}</p></div>'
+    text = f"{_text(question)}\n解析：{question.explanation or '-'}" if question else ""
+    place = html.escape(_place(finding.file, finding.id))
+    where = in_both(f"line {finding.line}", f"第 {finding.line} 行")
+    seen = in_both(f"Seen: {finding.seen}", f"发现：{finding.seen}")
+    return (
+        f'<article class="card unknown"><div class="two"><div><h4>{place}, {where}</h4><p>{seen}</p>'
+        f"<pre>{html.escape(text)}</pre></div></div></article>"
+    )
 
 
 def _text(question: Question) -> str:
     options = "\n".join(f"{letter} {text}" for letter, text in question.options.items())
-    return f"{question.stem}\n{options}\nAnswer: {question.answer or 'not published'}"
+    return f"{question.stem}\n{options}\n答案：{question.answer or '未公布'}"
 
 
 def _marked(a: str, b: str) -> tuple[str, str]:

@@ -16,26 +16,33 @@ from cmexam_tune.core.variants import suggest
 from cmexam_tune.prompts import question_checks
 from cmexam_tune.quality.duplicates import Index, Pair, Reason
 from cmexam_tune.quality.errata import known_problems
+from cmexam_tune.report.table import Text
 
-PAIRS: dict[Reason, str] = {
-    "exact": "same stem and options, in any order",
-    "contradiction": "same stem and options, another answer",
-    "near": "nearly the same, Jaccard of 5-grams at least 0.7",
-    "similar": "similar, Jaccard 0.5 to 0.7: to be judged by a person",
-    "sibling": "same options, another stem and answer (matching questions)",
-    "stem": "same stem, other options",
-    "case": "same case, another question",
+PAIRS: dict[Reason, Text] = {
+    "exact": Text("same stem and options, in any order", "题干和选项都相同，次序不论"),
+    "contradiction": Text("same stem and options, another answer", "题干和选项都相同，答案不同"),
+    "near": Text("nearly the same, Jaccard of 5-grams at least 0.7", "几乎相同（5-gram Jaccard 不低于 0.7）"),
+    "similar": Text(
+        "similar, Jaccard 0.5 to 0.7: to be judged by a person", "相似（Jaccard 0.5 到 0.7），需要人工判断"
+    ),
+    "sibling": Text("same options, another stem and answer (matching questions)", "选项相同，题干和答案不同（配伍题）"),
+    "stem": Text("same stem, other options", "题干相同，选项不同"),
+    "case": Text("same case, another question", "同一病例的另一道题"),
 }
-SINGLE: dict[str, str] = {
-    "unreadable": "the line is no question",
-    "known-error": "listed in the errata of the exam",
-    "explanation-contradicts": "the explanation names another answer",
-    "kind-contradicts": "single with several right letters, or multiple with one",
-    "repeated-options": "two options are the same",
-    "missing-case": "points at a case or list above it that is not there",
-    "question-in-explanation": "the explanation holds another question",
-    "mojibake": "text of a wrong encoding or of a web page",
-    "not-shufflable": "options speak of each other: their order carries meaning",
+SINGLE: dict[str, Text] = {
+    "unreadable": Text("the line is no question", "该行不是题目"),
+    "known-error": Text("listed in the errata of the exam", "列在该考试的勘误表里"),
+    "explanation-contradicts": Text("the explanation names another answer", "解析里的答案与标准答案不同"),
+    "kind-contradicts": Text(
+        "single with several right letters, or multiple with one", "单选题有多个正确选项，或多选题只有一个"
+    ),
+    "repeated-options": Text("two options are the same", "有两个选项相同"),
+    "missing-case": Text(
+        "points at a case or list above it that is not there", "引用了上文的病例或备选项，但上文不存在"
+    ),
+    "question-in-explanation": Text("the explanation holds another question", "解析里混入了另一道题"),
+    "mojibake": Text("text of a wrong encoding or of a web page", "乱码，或网页的残留文字"),
+    "not-shufflable": Text("options speak of each other: their order carries meaning", "选项互相引用，次序不能打乱"),
 }
 DUPLICATE = "duplicate"
 REASONS = (*PAIRS, DUPLICATE, *SINGLE)

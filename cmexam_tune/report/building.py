@@ -10,6 +10,7 @@ from cmexam_tune.evaluation import breakdowns, scorers
 from cmexam_tune.evaluation.breakdowns import Breakdown, Subset
 from cmexam_tune.evaluation.comparison import Comparison, Pair, ScoreDecomposition, Spread
 from cmexam_tune.evaluation.grading import Graded, Selection, Truncation
+from cmexam_tune.evaluation.metrics import Metric
 from cmexam_tune.evaluation.scorers import Scorer
 from cmexam_tune.report import sections
 from cmexam_tune.report.identity import Identity
@@ -69,6 +70,8 @@ class FullReport(Report):
     computed: Mapping[str, Any] = field(default_factory=dict)
     """Key -> numbers of each of `sections.SECTIONS` that has something to say; keys of report.json, too."""
     tables: tuple[Breakdown, ...] = ()
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    """Those beside the usual ones: key of the scores -> what it is called."""
     published: Published | None = None
     runs: Mapping[str, Scores] = field(default_factory=dict)
     """Scores of several runs; the other fields are about the first."""
@@ -116,6 +119,8 @@ class FullReport(Report):
         """Return what report.json holds; sections that were not asked for are left out."""
         values = {key: value for key, value in asdict(self).items() if value or key in _ALWAYS}
         values |= values.pop("computed", {})
+        if self.metrics:
+            values["metrics"] = {key: {"en": metric.en, "zh": metric.zh} for key, metric in self.metrics.items()}
         # Thousands of questions for each scorer: the page opens them, `comparison.decompose` returns them.
         for decomposition in values.get("bridges", {}).values():
             decomposition["differing"] = len(decomposition["differing"])

@@ -20,10 +20,10 @@ from cmexam_tune.evaluation.grading import Graded
 from cmexam_tune.report import sections
 from cmexam_tune.report.building import FullReport
 from cmexam_tune.report.html_page import ASSETS, html_page
-from cmexam_tune.report.table import COLUMNS, HEADINGS
+from cmexam_tune.report.table import COLUMNS, HEADINGS, Heading
 
 SCRIPTS = (
-    *("base", "charts", "store"),
+    *("frame", "base", "charts", "store"),
     *("headline", "compared", "runs", "profiles", "facets", "length", "training", "confusion", "explanations"),
     *("computed", "questions", "method", "main"),
 )
@@ -52,8 +52,11 @@ def page(report: FullReport, runs: Runs) -> str:
     facets = list(report.by_facet)
     data = {
         **{key: value for key, value in report.to_dict().items() if key != "by_facet"},
-        "headings": {key: asdict(heading) for key, heading in HEADINGS.items()},
-        "columns": COLUMNS,
+        "headings": {
+            **{key: asdict(heading) for key, heading in HEADINGS.items()},
+            **{key: asdict(Heading(key, metric.en, metric.zh)) for key, metric in report.metrics.items()},
+        },
+        "columns": [*COLUMNS, *report.metrics],
         "sections": [
             section.page(report.computed[section.key])
             for section in sections.SECTIONS

@@ -27,7 +27,8 @@ def draw(report: FullReport, out: Path) -> list[Path]:
     """Write `plots/<chart>.png` and `.svg` into a folder; charts of an earlier report are replaced.
 
     Args:
-        report: What is drawn: accuracy by each facet and by length, published values marked, and training curves.
+        report: What is drawn: accuracy of several runs, by each facet and by length, published values marked, and
+            training curves.
         out: Folder of the report.
 
     Returns:
@@ -51,11 +52,30 @@ def draw(report: FullReport, out: Path) -> list[Path]:
 
 def _draw(report: FullReport, out: Path) -> list[Path]:
     charts: dict[str, Sequence[Bar]] = {_file(table.facet): _of_facet(report, table) for table in report.tables}
+    charts["comparison"] = _of_systems(report)
     for section in SECTIONS:
         if section.bars and section.key in report.computed:
             charts[section.key] = section.bars(report.computed[section.key])
     written = [path for name, bars in charts.items() if bars for path in _bars(bars, out / FOLDER / name)]
     return written + (_curves(report.training, out / FOLDER / "training") if report.training else [])
+
+
+def _of_systems(report: FullReport) -> list[Bar]:
+    """Return the accuracy of every run and of the baseline, with what guessing reaches; [] for a run alone."""
+    systems = {**(report.runs or {report.name: report.overall})}
+    if report.comparison and report.comparison.scores:
+        name = report.comparison.name
+        systems[f"{name} (baseline)" if name in systems else name] = report.comparison.scores
+    bars = []
+    for name, scores in systems.items():
+        accuracy, interval = scores["accuracy"], scores["accuracy_ci"]
+        if isinstance(accuracy, int | float) and isinstance(interval, list):
+            bars.append(Bar(f"{name} (n={scores['n']})", accuracy, interval))
+    guesses = [
+        guess["expected"] for guess in report.computed.get("baselines", {}).values() if guess["expected"] is not None
+    ]
+    marks = {"guessing, at best": max(guesses)} if guesses else {}
+    return [bar._replace(marks=marks) for bar in bars] if len(bars) > 1 else []
 
 
 def _file(facet: str) -> str:

@@ -79,9 +79,10 @@ def compute(evaluation: Evaluation) -> dict[str, Any]:
 
 def tables(report: "FullReport") -> list[Table]:
     """Return every table of a report, in its order."""
-    columns = _columns(report.overall)
+    columns = _columns(report)
     return [
-        _scores("Overall", columns, _with_baseline(report)),
+        # Without a baseline the first of several runs is all that it would hold.
+        *([_scores("Overall", columns, _with_baseline(report))] if report.comparison or not report.runs else []),
         *([cut_off(report)] if any(run.cut for run in report.cut.values()) else []),
         *([_scores("Runs", columns, report.runs)] if report.runs else []),
         *([by_scorer(report)] if report.profiles else []),
@@ -104,7 +105,7 @@ def tables(report: "FullReport") -> list[Table]:
 
 def headline(report: "FullReport") -> Table:
     """Return what the program prints: the run, or several runs or scorers beside each other."""
-    return _scores("", COLUMNS, report.runs or report.profiles or _with_baseline(report))
+    return _scores("", (*COLUMNS, *report.metrics), report.runs or report.profiles or _with_baseline(report))
 
 
 def _with_baseline(report: "FullReport") -> dict[str, Scores]:
@@ -119,11 +120,12 @@ def _with_baseline(report: "FullReport") -> dict[str, Scores]:
 def by_scorer(report: "FullReport") -> Table:
     """Return the outputs of the first run as every scorer scores them."""
     title = "The same outputs by every profile" if len(report.runs) < 2 else f"{report.name} by every profile"
-    return _scores(title, _columns(report.overall), report.profiles)
+    return _scores(title, _columns(report), report.profiles)
 
 
-def _columns(overall: Scores) -> tuple[str, ...]:
-    return tuple(key for key in COLUMNS if overall.get(key) is not None or key == "accuracy")
+def _columns(report: "FullReport") -> tuple[str, ...]:
+    keys = (*COLUMNS, *report.metrics)
+    return tuple(key for key in keys if report.overall.get(key) is not None or key == "accuracy")
 
 
 def _scores(title: str, columns: Sequence[str], scores: Mapping[str, Scores]) -> Table:
@@ -434,4 +436,6 @@ def markdown(report: "FullReport") -> str:
 
 def latex(report: "FullReport") -> str:
     """Return report.tex: the tables for a paper."""
-    return LATEX_HEAD + "\n".join(table.latex() for table in tables(report))
+    day = f", {report.identity.date}" if report.identity else ""
+    about = f"n = {report.overall['n']:,}{day}"
+    return LATEX_HEAD + "\n".join(table.latex(about) for table in tables(report))

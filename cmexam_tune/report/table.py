@@ -1,12 +1,14 @@
 """The one table of this project: built once, shown as text, Markdown, LaTeX or HTML; and the names of its columns."""
 
 import html
+import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from cmexam_tune.core.cli import printable
+from cmexam_tune.report.html_page import in_both
 
 _LATEX = str.maketrans(
     {character: f"\\{character}" for character in "&%$#_{}"}
@@ -23,9 +25,10 @@ _LATEX = str.maketrans(
         "]": "{]}",
     }
 )
-_MARKDOWN = str.maketrans(
-    {"&": "&amp;", "<": "&lt;", ">": "&gt;"} | {character: f"\\{character}" for character in "\\`[]|"}
-)
+_MARKDOWN = str.maketrans({"<": "&lt;", ">": "&gt;"} | {character: f"\\{character}" for character in "\\`[]|"})
+_ENTITY = re.compile(r"&(?=#?\w+;)")
+"""An ampersand that Markdown would read as the beginning of a character's name; others stand for themselves."""
+_NEGATIVE = re.compile(r"(?<![\w-])-(?=[\d.])")
 
 
 def escape_latex(text: str) -> str:
@@ -33,9 +36,14 @@ def escape_latex(text: str) -> str:
     return _flat(text).translate(_LATEX)
 
 
+def _latex_cell(text: str) -> str:
+    """Return a cell with minus signs where a hyphen would be printed, and a dash for a number that is not there."""
+    return "--" if text == "-" else _NEGATIVE.sub("$-$", escape_latex(text))
+
+
 def escape_markdown(text: str) -> str:
     """Return text that Markdown shows as it is: no HTML, no link, no end of a table cell."""
-    return _flat(text).translate(_MARKDOWN)
+    return _ENTITY.sub("&amp;", _flat(text)).translate(_MARKDOWN)
 
 
 def _flat(text: str) -> str:
@@ -102,14 +110,25 @@ class Table:
         cells = ["| " + " | ".join(map(escape_markdown, line)) + " |" for line in (self.head, *self.lines)]
         return "\n".join([*title, cells[0], *rule, *cells[1:], *note, ""])
 
-    def latex(self) -> str:
-        """Return a LaTeX table; needs the package booktabs, and ctex or xeCJK for Chinese."""
-        cells = [" & ".join(map(escape_latex, line)) + r" \\" for line in (self.head, *self.lines)]
-        caption = escape_latex(". ".join(part.rstrip(".") for part in (self.title, self.note) if part))
+    @property
+    def label(self) -> str:
+        """What LaTeX refers to the table by: `tab:` and the plain words of its title up to a colon or a comma."""
+        words = re.findall(r"[a-z0-9]+", re.split(r"[:,(]", self.title.lower(), maxsplit=1)[0])
+        return f"tab:{'-'.join(words)}" if words else ""
+
+    def latex(self, about: str = "") -> str:
+        """Return a LaTeX table; needs the package booktabs, and ctex or xeCJK for Chinese.
+
+        Args:
+            about: ends the caption, for example the number of questions and the day.
+        """
+        cells = [" & ".join(map(_latex_cell, line)) + r" \\" for line in (self.head, *self.lines)]
+        caption = escape_latex(". ".join(part.rstrip(".") for part in (self.title, self.note, about) if part))
         return "\n".join(
             [
                 r"\begin{table}[t]\centering",
                 *([rf"\caption{{{caption}}}"] if caption else []),
+                *([rf"\label{{{self.label}}}"] if caption and self.label else []),
                 rf"\begin{{tabular}}{{l{'r' * (len(self.head) - 1)}}}",
                 *(r"\toprule", cells[0], r"\midrule", *cells[1:], r"\bottomrule"),
                 r"\end{tabular}",
@@ -118,12 +137,16 @@ class Table:
             ]
         )
 
-    def html(self) -> str:
-        """Return an HTML table."""
-        title = f"<caption>{html.escape(self.title)}</caption>" if self.title else ""
-        note = f"<p>{html.escape(self.note)}</p>" if self.note else ""
-        head = f"<thead>{_html('th', [self.head])}</thead>"
-        return f"<table>{title}{head}<tbody>{_html('td', self.lines)}</tbody></table>{note}"
+    def html(self, two_languages: bool = False) -> str:
+        """Return an HTML table; with `two_languages` for a page that shows one of them and sorts its tables."""
+        shown = _in_both if two_languages else html.escape
+        title = f"<caption>{shown(self.title)}</caption>" if self.title else ""
+        note = f"<p>{shown(self.note)}</p>" if self.note else ""
+        head = f"<thead>{_html('th', [self.head], shown)}</thead>"
+        table = f"{title}{head}<tbody>{_html('td', self.lines, shown)}</tbody></table>"
+        return (
+            f'<div class="scroll"><table class="sort">{table}</div>{note}' if two_languages else f"<table>{table}{note}"
+        )
 
     def page(self) -> dict[str, Any]:
         """Return the table as the script of the report's page reads it, in both languages."""
@@ -141,8 +164,13 @@ class Table:
         return self.text()
 
 
-def _html(tag: str, lines: Iterable[Iterable[str]]) -> str:
-    return "".join(f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in line)}</tr>" for line in lines)
+def _html(tag: str, lines: Iterable[Iterable[str]], shown: Callable[[str], str]) -> str:
+    cells = ("".join(f"<{tag}>{shown(cell)}</{tag}>" for cell in line) for line in lines)
+    return "".join(f"<tr>{line}</tr>" for line in cells)
+
+
+def _in_both(text: str) -> str:
+    return in_both(text, text.zh if isinstance(text, Text) else text)
 
 
 def _width(cell: str) -> int:

@@ -8,12 +8,15 @@ is to it.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from cmexam_tune.core import variants
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.core.schema import Question
 from cmexam_tune.evaluation.text_metrics import PairStatistics
+
+if TYPE_CHECKING:
+    from cmexam_tune.evaluation.grading import Graded
 
 STANDARD = "standard"
 """The scorer of this project."""
@@ -63,8 +66,8 @@ class Scorer:
     averages: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Averages beside the plain share of right answers: key of the scores -> facets, the outermost first.
     `("exam_type", "exam_class")` is the mean over the types of the mean over their classes."""
-    metrics: Mapping[str, Callable[[Sequence[tuple[str, str]]], float]] = field(default_factory=dict)
-    """More scores of the script: key -> function of (right, given) letters, "" where none can be read."""
+    metrics: "Mapping[str, Callable[[Sequence[Graded]], float]]" = field(default_factory=dict)
+    """More scores, of the script or of `evaluation/metrics`: key -> function of the questions that count."""
     headline: str = "accuracy"
     """Key of the score that the script reports: `accuracy` or one of `averages`."""
     styles: tuple[str, ...] = ()

@@ -1,10 +1,7 @@
 // What every section uses: the report, words in two languages, numbers, tables.
 
 const R = JSON.parse(document.getElementById("data").textContent);
-const root = document.documentElement;
 const overall = R.overall;
-const byId = id => document.getElementById(id);
-const isChinese = () => root.dataset.lang === "zh";
 
 const ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;"};
 const escape = text => String(text).replace(/[&<>"']/g, character => ENTITIES[character]);

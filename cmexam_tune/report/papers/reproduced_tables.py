@@ -2,16 +2,19 @@
 
 import html
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from cmexam_tune.core import jsonl
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.core.files import atomic_write
 from cmexam_tune.evaluation import breakdowns
+from cmexam_tune.evaluation.prediction_metadata import section
 from cmexam_tune.evaluation.significance import mean_std
 from cmexam_tune.report.html_page import html_page
+from cmexam_tune.report.identity import portable
 from cmexam_tune.report.papers import entries, published_tables
 from cmexam_tune.report.sections import label
 from cmexam_tune.report.table import Table, cell, short
@@ -20,6 +23,12 @@ REPORT = Path("report") / "report.json"
 EXPLAIN = "explain"
 BY_GROUPS = range(4, 9)
 """CMExam's tables of accuracy by groups of questions: disease group, department, discipline, competency, difficulty."""
+INCIDENTAL = (
+    "training.seed", "training.disable_tqdm", "training.report_to", "training.logging_steps", "training.save_steps",
+    "training.save_strategy", "training.save_total_limit", "generation.batch_size", "generation.concurrency",
+    "model.base_url", "model.api_key_env",
+)  # fmt: skip
+"""Settings of a recipe that may be others without a word: no score depends on them."""
 Cells = Mapping[str, float | tuple[float, ...] | None]
 
 
@@ -29,6 +38,15 @@ class Scores:
 
     overall: Cells
     by_facet: Mapping[str, Mapping[str, Cells]]
+    published: Mapping[str, Any] | None = None
+    """What stood beside the run: `caveat` says why its questions are not the paper's."""
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The config that `predict` recorded; empty where it is unknown."""
+        predictions = self.provenance.get("predictions") or [{}]
+        return section(section(predictions[0], "made_by"), "config")
 
 
 @dataclass(frozen=True)
@@ -39,7 +57,8 @@ class Score:
     deviation: float | None
     """Sample standard deviation over seeds; None for a single one."""
     interval: tuple[float, float] | None
-    """95%: for accuracy the sampling of questions and of seeds together, for the others of seeds."""
+    """95%: for accuracy the sampling of questions and of seeds together, for the others of seeds; None where nothing
+    varied."""
 
     def __str__(self) -> str:
         return f"{self.mean:.2f}" + (f"±{self.deviation:.2f}" if self.deviation is not None else "")
@@ -55,6 +74,10 @@ class Measured:
     """What the run of each seed scored that predicts answers."""
     pages: tuple[str, ...]
     """HTML reports, relative to the folder that was collected."""
+    n: int = 0
+    """Questions."""
+    caveats: tuple[str, ...] = ()
+    """How the runs differ from what the paper measured: their questions, and keys that are not the recipe's."""
     setting: str = "answer"
     """One of `entries.SETTINGS`."""
 
@@ -115,9 +138,44 @@ def _measured(entry: entries.Entry, reports: Mapping[str, Sequence[Path]], setti
         runs = [report.overall for report in (answer if metric in entries.OF_ANSWERS else explain)]
         values = [value for overall in runs if (value := _percent(metric, overall)) is not None]
         if values:
-            scores[metric] = _score(metric, values, int(_percent("n", runs[0]) or 0))
+            scores[metric] = _score(metric, values, _count(runs[0]))
     pages = [page for path in (*paths, *explain_paths) if (page := path.with_suffix(".html")).is_file()]
-    return Measured(entry, scores, tuple(answer), tuple(str(page.relative_to(out)) for page in pages), setting)
+    asked = [(report, entries.SETTINGS[setting]) for report in answer]
+    asked += [(report, entry.explain or ()) for report in explain if report not in answer]
+    return Measured(
+        entry,
+        scores,
+        tuple(answer),
+        tuple(str(page.relative_to(out)) for page in pages),
+        n=_count(explain[0].overall),
+        caveats=tuple(
+            dict.fromkeys(caveat for report, overrides in asked for caveat in _caveats(entry, report, overrides))
+        ),
+        setting=setting,
+    )
+
+
+def _caveats(entry: entries.Entry, report: Scores, overrides: Sequence[str]) -> Iterator[str]:
+    """Yield how a run differs from what the paper measured, as far as its report says."""
+    if report.published and report.published.get("caveat"):
+        yield str(report.published["caveat"])
+    if entry.paper is not None and (changed := _changed(entry, report.config, overrides)):
+        yield f"not the recipe's: {', '.join(changed)}"
+
+
+def _changed(entry: entries.Entry, recorded: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
+    """Return `key=value` of every setting that is not the recipe's, with those that its row is asked with."""
+    if not recorded:
+        return []
+    from cmexam_tune.config import load_config
+
+    recipe = load_config(entry.recipe, overrides).to_dict()
+    return [
+        f"{name}.{key}={portable(value)}"
+        for name in ("prompt", "model", "tuning", "training", "generation")
+        for key, value in section(recorded, name).items()
+        if f"{name}.{key}" not in INCIDENTAL and portable(value) != portable(recipe[name].get(key))
+    ]
 
 
 def read_report(path: Path) -> Scores:
@@ -127,6 +185,11 @@ def read_report(path: Path) -> Scores:
         DataError: the file is damaged.
     """
     return jsonl.read_one(path, Scores, "report")
+
+
+def _count(overall: Cells) -> int:
+    """Return the number of questions, which a report holds as an integer."""
+    return int(n) if isinstance(n := overall.get("n"), int | float) else 0
 
 
 def _percent(metric: str, overall: Cells) -> float | None:
@@ -146,7 +209,8 @@ def _score(metric: str, values: Sequence[float], n: int) -> Score:
         from scipy import stats
 
         half = float(stats.t.ppf(0.975, k - 1)) * deviation / math.sqrt(k)
-    return Score(mean, deviation, None if half is None else (mean - half, mean + half))
+    # Seeds that all came to the same score say nothing about others.
+    return Score(mean, deviation, (mean - half, mean + half) if half else None)
 
 
 def comparison(measured: Sequence[Measured]) -> Table:
@@ -156,7 +220,14 @@ def comparison(measured: Sequence[Measured]) -> Table:
         "Percent; ± is the standard deviation over seeds. 95% interval of the difference, or of the score where "
         "nothing is published. Accuracy: questions and seeds; other metrics: seeds only."
     )
-    return Table(("row", "metric", "measured", "published", "difference", "95% interval"), tuple(lines), note=note)
+    head = ("row", "metric", "n", "measured", "published", "difference", "95% interval")
+    return Table(head, tuple(lines), note=_with_caveats(note, measured))
+
+
+def _with_caveats(note: str, measured: Sequence[Measured]) -> str:
+    """Return a note with what each row was run with that is not the paper's."""
+    caveats = [f"{row.name}: {'; '.join(row.caveats)}." for row in measured if row.caveats]
+    return " ".join([note.rstrip(), *caveats])
 
 
 def _compared(row: Measured, metric: str) -> tuple[str, ...]:
@@ -164,9 +235,10 @@ def _compared(row: Measured, metric: str) -> tuple[str, ...]:
     ends = score.interval
     if theirs is None:
         interval = "-" if ends is None else f"{ends[0]:.2f} to {ends[1]:.2f}"
-        return (row.name, short(metric), str(score), "-", "-", interval)
+        return (row.name, short(metric), str(row.n), str(score), "-", "-", interval)
     interval = "-" if ends is None else f"{ends[0] - theirs:+.2f} to {ends[1] - theirs:+.2f}"
-    return (row.name, short(metric), str(score), _printed(row, metric), f"{score.mean - theirs:+.2f}", interval)
+    difference = f"{score.mean - theirs:+.2f}"
+    return (row.name, short(metric), str(row.n), str(score), _printed(row, metric), difference, interval)
 
 
 def _printed(row: Measured, metric: str) -> str:
@@ -186,7 +258,7 @@ def table3(measured: Sequence[Measured]) -> Table:
     seeds = sorted({len(row.by_seed) for row in measured})
     plural = "" if seeds == [1] else "s"
     note = f"Answer prediction and explanation, percent, {' or '.join(map(str, seeds))} seed{plural} per row."
-    return Table(("model", *map(short, columns)), tuple(lines), note=note)
+    return Table(("model", *map(short, columns)), tuple(lines), note=_with_caveats(note, measured))
 
 
 def by_groups(number: int, measured: Sequence[Measured]) -> Table:
@@ -207,7 +279,8 @@ def by_groups(number: int, measured: Sequence[Measured]) -> Table:
         if group in theirs or any(group in accuracies for accuracies in ours.values())
     )
     head = ("", *ours, *(f"{heading} †" for heading in printed.columns.values()))
-    return Table(head, lines, printed.title, f"Accuracy in percent; † published. {printed.note}".rstrip(". ") + ".")
+    note = f"Accuracy in percent; † published. {printed.note}".rstrip(". ") + "."
+    return Table(head, lines, printed.title, _with_caveats(note, rows))
 
 
 def _mean_and_deviation(values: Sequence[float]) -> str:
@@ -242,7 +315,7 @@ def cmb(measured: Sequence[Measured]) -> Table:
             lines.append(("  published", words, *(_both(*(side.get(key) for side in values)) for key in shown)))
             caveats += [f"{entry.title}, {words}: {line.note}" for line in printed if line and line.note]
     note = "Percent, three-shot in parentheses; average: mean of the six categories. "
-    note += ". ".join(dict.fromkeys(caveats))
+    note = _with_caveats(note + ". ".join(dict.fromkeys(caveats)), [row for row in measured if row.entry.exam == "cmb"])
     return Table(("model", "setting", *columns.values(), "Average"), tuple(lines), "CMB-Exam", note)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 from cmexam_tune import __version__
-from cmexam_tune.cmb_clin import human_scores, judging, results, rubric
+from cmexam_tune.cmb_clin import human_scores, judge_page, judging, results, rubric
 from cmexam_tune.cmb_clin.judgements import Judged, Judgement
 from cmexam_tune.cmb_clin.rubric import Rubric, Variant
 from cmexam_tune.core import cli, documents, files, jsonl
@@ -19,7 +19,7 @@ from cmexam_tune.core.written import Written
 from cmexam_tune.inference import loading, provenance
 from cmexam_tune.inference.records import ResumableFile, meta_path
 from cmexam_tune.prompts import dialogue
-from cmexam_tune.report.html_page import html_page
+from cmexam_tune.report.table import Text
 
 Again = Literal["reversed", "no_reference"]
 Sheet = Annotated[str | Path, Flag("SHEET.xlsx")]
@@ -98,10 +98,12 @@ def judge(
         raise UserError("judge: nothing was judged, because every answer in --predictions is empty.")
     if not judged:
         raise UserError("judge: nothing was judged. Name a judge with --config, or a sheet with --import.")
-    axes = list(rules.axes)
+    axes = [Text(key, axis.name) for key, axis in rules.axes.items()]
     found = results.summary(judged, work.cases, work.answers, axes)
     found["provenance"] = _provenance(predictions, cases, rubric_file)
-    written.write({work.out / f"judge{suffix}": text.encode() for suffix, text in _reports(found, axes).items()})
+    answered = judge_page.Answered(work.cases, work.answers, judged)
+    reports = _reports(found, axes, answered)
+    written.write({work.out / f"judge{suffix}": text.encode() for suffix, text in reports.items()})
     cli.say("\n\n".join(table.text() for table in results.tables(found, axes)))
     return found
 
@@ -225,14 +227,13 @@ def _provenance(predictions: Sequence[str | Path], cases: str | Path, words: str
     }
 
 
-def _reports(found: Mapping[str, Any], axes: Sequence[str]) -> dict[str, str]:
+def _reports(found: Mapping[str, Any], axes: Sequence[str], answered: judge_page.Answered) -> dict[str, str]:
     """Return suffix -> text of every file that is made of a summary."""
     tables = results.tables(found, axes)
-    body = "".join(table.html() for table in tables)
     texts = (
         "\n".join(table.markdown() for table in tables),
         "\n".join(table.latex() for table in tables),
-        html_page("CMB-Clin", f"<main>{body}</main>"),
+        judge_page.page(tables, answered, axes),
         json.dumps(found, ensure_ascii=False, indent=1) + "\n",
     )
     return dict(zip(SUFFIXES, texts, strict=True))

@@ -242,6 +242,21 @@ def test_two_judges_two_models_and_nothing_is_invented(cases: Path, tmp_path: Pa
     page = (tmp_path / "out" / "judge.md").read_text()
     assert "HuatuoGPT-II-34B" in page and "4.60" in page and "CMB Table 8" in page
     assert json.loads((tmp_path / "out" / "judge.json").read_text())["models"] == found["models"]
+    # Each answer with every judge's scores and words, in two languages; nothing of a model acts in the page.
+    page = (tmp_path / "out" / "judge.html").read_text()
+    cards = re.findall(r"<article.*?</article>", page, re.DOTALL)
+    assert len(cards) == 3 and page.count("<tr>") > 10
+    assert all(f"<pre>{text}</pre>" in page for text in ("甲答", "戊答", "我给满分"))
+    for words in (
+        '<span class="zh">流畅性</span>',
+        '<span class="zh">无法读取</span>',
+        "三位专家，CMB 表 8",
+        "评委原文",
+    ):
+        assert words in page, words
+    first = cards[0]
+    assert re.search(r"good</td><td>5</td><td>\d</td><td>\d</td><td>\d</td><td>[\d.]+</td>", first), first
+    assert 'data-apart="' in first and re.search(r"<td>strange</td>", first)
     with serving(script) as other, pytest.raises(UserError, match="another experiment"):
         answered(tmp_path / "out", "one", ("别的",))
         judge([tmp_path / "out" / "one.jsonl"], cases, [recipe(tmp_path, "good", other.url)], tmp_path / "out")

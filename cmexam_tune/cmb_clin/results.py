@@ -9,10 +9,11 @@ from cmexam_tune.core.schema import Case, Prediction
 from cmexam_tune.evaluation.significance import mean_std
 from cmexam_tune.prompts import dialogue
 from cmexam_tune.report.papers import published_tables
-from cmexam_tune.report.table import Table
+from cmexam_tune.report.table import Table, Text
 
 TABLES = ("table5", "table6", "table8")
 """CMB's: general models and medical models by GPT-4, models by three experts."""
+MODEL, AXIS = Text("model", "模型"), Text("axis", "评分项")
 TEXT = ("bleu1", "bleu4", "rouge1", "rouge2", "rougeL")
 
 
@@ -81,8 +82,8 @@ def tables(found: Mapping[str, Any], axes: Sequence[str]) -> list[Table]:
 
 
 def _scores(found: Mapping[str, Any], axes: Sequence[str]) -> Table:
-    columns = (*axes, "average")
-    lines = []
+    columns, shown = (*axes, "average"), (*axes, Text("average", "平均"))
+    lines: list[tuple[str, ...]] = []
     for model, values in found["models"].items():
         for judge, means in values["judges"].items():
             cells = [_spread(means[axis], means.get(f"{axis}_std")) for axis in columns]
@@ -91,19 +92,22 @@ def _scores(found: Mapping[str, Any], axes: Sequence[str]) -> Table:
             cells = [
                 _spread(*values["over_judges"].get(axis, {"mean": None, "std": None}).values()) for axis in columns
             ]
-            lines.append((model, "mean of judges", *cells, "", ""))
+            lines.append((model, Text("mean of judges", "各评委平均"), *cells, "", ""))
     for name in TABLES:
         table = published_tables.table("cmb", name)
-        judge = f"{'three experts' if name == 'table8' else 'GPT-4'}, CMB Table {name[-1]}"
+        en, zh = ("three experts", "三位专家") if name == "table8" else ("GPT-4", "GPT-4")
+        judge = Text(f"{en}, CMB Table {name[-1]}", f"{zh}，CMB 表 {name[-1]}")
         for line in table.lines:
             lines.append((line.name, judge, *(_number(line.values.get(axis)) for axis in columns), "", ""))
-    head = ("model", "judge", *columns, "judged", "unread")
-    note = (
+    head = (MODEL, Text("judge", "评委"), *shown, Text("judged", "已评"), Text("unread", "未读出"))
+    note = Text(
         "Mean±deviation over turns, 1 to 5; average is the mean of the axis means; of several judges the deviation is "
         "over judges. Published lines: CMB (arXiv 2308.08833), other judges and another rubric's words, so compare "
-        "orders and differences rather than values. Judgements that could not be read are in no mean."
+        "orders and differences rather than values. Judgements that could not be read are in no mean.",
+        "各轮得分的平均±标准差，1 到 5 分；“平均”为各评分项平均分的平均；多位评委时标准差是评委之间的。论文数值见 CMB"
+        "（arXiv 2308.08833），评委和评分标准的措辞都不同，宜比较名次和差距，不宜比较绝对值。无法读取的评分不计入平均。",
     )
-    return Table(head, tuple(lines), "CMB-Clin", note)
+    return Table(head, tuple(lines), Text("Scores", "得分"), note)
 
 
 def _texts(found: Mapping[str, Any]) -> Table:
@@ -111,8 +115,12 @@ def _texts(found: Mapping[str, Any]) -> Table:
         (model, str(values["turns"]), str(values["answered"]), *(_number(values["text"][name]) for name in TEXT))
         for model, values in found["models"].items()
     ]
-    note = "Percent, against the reference answers, in characters; a turn without an answer scores 0."
-    return Table(("model", "turns", "answered", *TEXT), tuple(lines), "Text metrics", note)
+    note = Text(
+        "Percent, against the reference answers, in characters; a turn without an answer scores 0.",
+        "与参考答案相比，按字计算，单位 %；没有作答的轮次计 0 分。",
+    )
+    head = (MODEL, Text("turns", "轮次"), Text("answered", "已作答"), *TEXT)
+    return Table(head, tuple(lines), Text("Text metrics", "文本指标"), note)
 
 
 def _agreement(found: Sequence[Mapping[str, Any]]) -> Table:
@@ -126,12 +134,15 @@ def _agreement(found: Sequence[Mapping[str, Any]]) -> Table:
         )
         for row in found
     ]
-    note = (
+    note = Text(
         "Over answers that both scored; weighted kappa: quadratic weights; ranking: the order of the models. "
         "Published: Spearman 0.93 of the rankings by experts and GPT-4 (11 models), Pearson above 0.71 on each axis "
-        "(320 answers)."
+        "(320 answers).",
+        "只计两位评委都评过的作答；weighted kappa 为二次加权；ranking 是模型名次的一致性。论文：专家与 GPT-4 名次的 "
+        "Spearman 为 0.93（11 个模型），各评分项的 Pearson 高于 0.71（320 份作答）。",
     )
-    return Table(("judges", "axis", "n", *measures), tuple(lines), "Agreement of the judges", note)
+    head = (Text("judges", "评委"), AXIS, "n", *measures)
+    return Table(head, tuple(lines), Text("Agreement of the judges", "评委一致性"), note)
 
 
 def _moves(found: Sequence[Mapping[str, Any]]) -> Table:
@@ -146,9 +157,15 @@ def _moves(found: Sequence[Mapping[str, Any]]) -> Table:
         )
         for row in found
     ]
-    note = "The same answers judged with the axes in the opposite order, or without the reference answer."
-    head = ("judge, variant", "axis", "n", "% moved", "by (mean)", "shift")
-    return Table(head, tuple(lines), "How far scores move", note)
+    note = Text(
+        "The same answers judged with the axes in the opposite order, or without the reference answer.",
+        "同样的作答，评分项倒序或不给参考答案再评一次。",
+    )
+    head = (
+        Text("judge, variant", "评委，方式"), AXIS, "n", Text("% moved", "变动 %"), Text("by (mean)", "平均幅度"),
+        Text("shift", "平移"),
+    )  # fmt: skip
+    return Table(head, tuple(lines), Text("How far scores move", "得分的稳定性"), note)
 
 
 def _number(value: float | None) -> str:

@@ -104,8 +104,8 @@ def _scores(found: Mapping[str, Any], axes: Sequence[str]) -> Table:
         "Mean±deviation over turns, 1 to 5; average is the mean of the axis means; of several judges the deviation is "
         "over judges. Published lines: CMB (arXiv 2308.08833), other judges and another rubric's words, so compare "
         "orders and differences rather than values. Judgements that could not be read are in no mean.",
-        "各轮得分的平均±标准差，1 到 5 分；“平均”为各评分项平均分的平均；多位评委时标准差是评委之间的。论文数值见 CMB"
-        "（arXiv 2308.08833），评委和评分标准的措辞都不同，宜比较名次和差距，不宜比较绝对值。无法读取的评分不计入平均。",
+        "各轮得分的平均±标准差，1 到 5 分；“平均”为各评分项平均分的平均；多位评委时标准差是评委之间的。"
+        "论文数值见 CMB（arXiv 2308.08833），评委和评分标准的措辞都不同，宜比较名次和差距。无法读取的评分不计入平均。",
     )
     return Table(head, tuple(lines), Text("Scores", "得分"), note)
 

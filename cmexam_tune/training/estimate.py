@@ -163,7 +163,7 @@ def dry_run(config: Config, questions: QuestionFiles, card_name: str | None = No
     loaded = family.load(dataclasses.replace(config.model, adapter_name_or_path=None), questions, device="meta")
     with torch.device("meta"):
         model: Any = method.attach(loaded.model, family, config.tuning.settings)
-    arguments.check(config, device, model)
+    arguments.check(config, card, model)
     with tempfile.TemporaryDirectory() as cache:
         encoder = Encoder(config.prompt, config.model, family, loaded, Path(cache), config.data.num_workers)
         encoded = encoder.encode(questions)
@@ -180,7 +180,7 @@ def dry_run(config: Config, questions: QuestionFiles, card_name: str | None = No
         steps=steps,
         tokens=tokens,
         padding=plan.padding(),
-        hours=None if card else seconds(size, tokens, checkpointing=recomputes(config)) / world / 3600,
+        hours=None if card_name else seconds(size, tokens, checkpointing=recomputes(config)) / world / 3600,
         memory=needed,
         host=host_memory(
             size,

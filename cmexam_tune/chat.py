@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from cmexam_tune.core import cli
 from cmexam_tune.core.cli import Folder, Override, Recipe
+from cmexam_tune.core.errors import UserError
 
 EPILOG = """A message may have several lines; an empty line sends it. A question with lines of options (A ..., B ...) is
 asked in the words that the model was trained on. /help lists the commands.
@@ -16,6 +17,23 @@ HELP = """/help    this list
 /reset   forget the conversation
 /exit    end it (also /quit, Ctrl-D)
 A message ends with an empty line. Options on lines of their own (A ..., B ...) make it an exam question."""
+
+
+def decoded(lines: Iterator[str]) -> Iterator[str]:
+    """Yield the lines of a text stream.
+
+    Raises:
+        UserError: they are not UTF-8.
+    """
+    try:
+        for line in lines:
+            # Where the locale is C, Python reads bytes that are no text as lone surrogates.
+            line.encode()
+            yield line
+    except UnicodeError:
+        raise UserError(
+            "standard input: not UTF-8. Set the terminal to UTF-8; a file is converted by `iconv -f GB18030 -t UTF-8`."
+        ) from None
 
 
 def messages_of(lines: Iterator[str]) -> Iterator[str]:
@@ -46,7 +64,7 @@ def main(*overrides: Override, run: Folder | None = None, config: Recipe | None 
     if not conversation.remembers(settings, loaded):
         cli.note("This model's template has no form for earlier turns: every message stands for itself.")
     turns: list[dict[str, str]] = []
-    for text in messages_of(sys.stdin):
+    for text in messages_of(decoded(sys.stdin)):
         if text.strip() in ("/exit", "/quit"):
             break
         if text.strip() == "/reset":

@@ -9,6 +9,7 @@ from cmexam_tune.core import cli, jsonl
 from cmexam_tune.core.cli import File, Flag, Folder, Override, Recipe
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.core.schema import Question
+from cmexam_tune.evaluation import prediction_metadata
 
 
 def predict(
@@ -80,8 +81,10 @@ def main(
     tokenizer: Annotated[str | None, Flag("NAME")] = None,
     limit: int | None = None,
     **options: Any,
-) -> None:
+) -> int:
     """Let a model answer questions. Started again with the same --out it continues where it stopped.
+
+    Exit status: 1 if questions are left that could not be asked (a server failed); the same command asks them again.
 
     Args:
         run: folder of a training run.
@@ -101,15 +104,19 @@ def main(
 
         opened = loading.open_source(source, overrides)
         cli.say(str(request_estimate.estimate(opened, questions, limit, tokenizer)))
-        return
+        return 0
     if out is None:
         raise UserError("predict: --out names the predictions file (or --dry-run says what would be asked).")
     from cmexam_tune.inference import sharing
 
     with sharing.speaking_once():
         predict(source, questions, out, overrides, limit=limit, **options)
-    if sharing.Processes().first:
-        cli.say(str(out))
+    if not sharing.Processes().first:
+        return 0
+    cli.say(str(out))
+    note = prediction_metadata.read(out)
+    # A script that goes on would score questions that nobody was asked.
+    return 1 if note and prediction_metadata.section(note.values, "result").get("failed") else 0
 
 
 if __name__ == "__main__":

@@ -178,6 +178,23 @@ finally:
         assert "argparse" in loaded and not {"torch", "transformers", "matplotlib", "pandas"} & set(loaded), name
 
 
+def test_programs_are_attributes_of_the_package() -> None:
+    """In a process of its own: elsewhere other tests have imported the programs."""
+    code = """
+import sys, cmexam_tune
+question = cmexam_tune.Question("q", "s", {"A": "x", "B": "y"}, "B")
+report = cmexam_tune.evaluate([cmexam_tune.Prediction("q", "B")], [question])
+assert report.overall["accuracy"] == 100
+from cmexam_tune.predict import predict
+from cmexam_tune import evaluate, predict as program
+assert program.predict is predict and program is cmexam_tune.predict and callable(program) and program.main
+for name in ("train", "preprocess", "export", "check", "stats", "annotate", "judge", "reproduce", "runs", "tiny"):
+    assert callable(getattr(cmexam_tune, name)), name
+assert not hasattr(cmexam_tune, "nothing") and not hasattr(cmexam_tune, "_tables") and "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_out_of_memory_is_one_message_without_torch(tmp_path: Path) -> None:
     """A stand-in of torch's name, in a process that has not imported torch."""
     code = (

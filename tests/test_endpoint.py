@@ -239,6 +239,7 @@ def test_no_key_of_another_address_is_sent(monkeypatch: pytest.MonkeyPatch) -> N
         (["model.base_url=http://u:p@h/v1"], "holds a user, a password"),
         (["model.base_url=http://h/v1#sk-Secret"], "or a fragment"),
         (["model.base_url=http://h\u200b/v1"], "model.base_url.*cannot be used"),
+        ([f"model.base_url=http://{'h' * 70_000}/v1"], "model.base_url.*cannot be used"),
         (["generation.extra_body={messages: []}"], "generation.extra_body: messages is what is asked"),
         (["generation.requests_per_minute=1e-300"], "requests_per_minute: should be greater"),
         (["model.base_url=http://h:99999/v1"], "is no address"),
@@ -254,6 +255,14 @@ def test_settings_that_cannot_be(changes: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         Remote(config("http://127.0.0.1:9/v1", *changes))
     assert "ecret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("proxy", ["nothing://h", "http://h\u200b:1"])
+def test_a_broken_proxy_is_one_message(proxy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", proxy)
+    monkeypatch.setenv("ALL_PROXY", proxy)
+    with pytest.raises(ConfigError, match=r"model.base_url: .* or a proxy that the environment names"):
+        Remote(config("http://h/v1"))
 
 
 def test_it_cannot_be_trained() -> None:
@@ -521,6 +530,23 @@ def test_a_lie_is_one_message_or_one_failed_question(name: str, mode: str) -> No
         answers(server.url, 4, *settings)
 
 
+@pytest.mark.parametrize(("failing", "status"), [(0, 0), (1, 1), (7, 1)])
+def test_the_exit_status_says_that_questions_are_left(
+    failing: int, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    jsonl.write("q.jsonl", questions(8))
+    victims = {f"第{number}题" for number in range(1, failing + 1)}
+
+    def script(body: dict[str, Any], count: int) -> Any:
+        return Fault(400) if any(name in body["messages"][0]["content"] for name in victims) else "答案是B"
+
+    with serving(script) as server:
+        assert served(f"model.base_url={server.url}", "generation.max_retries=0") == status
+        victims.clear()
+        assert served(f"model.base_url={server.url}", "generation.max_retries=0") == 0
+
+
 def test_lies_end_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     jsonl.write("q.jsonl", questions(2 * len(LIES)))
@@ -531,7 +557,7 @@ def test_lies_end_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         return Fault(200, raw=lies[question // 2]) if question % 2 else "答案是B"
 
     with serving(script) as server:
-        assert served(f"model.base_url={server.url}", "generation.max_retries=0") == 0
+        assert served(f"model.base_url={server.url}", "generation.max_retries=0") == 1
     found = list(jsonl.read("p.jsonl", Prediction))
     assert [p for p in found[::2] if p.answer != "B"] == [] and len(found) == 2 * len(LIES)
     failed = sum(p.finish == "error" for p in found)

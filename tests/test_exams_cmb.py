@@ -185,7 +185,7 @@ def test_clin(tmp_path):
     assert (case.id, case.title, case.record) == ("0", "案例", "男，49岁。")
     assert [(turn.question, turn.answer) for turn in case.turns] == [("诊断？", "疝。"), ("治疗？", "手术。")]
     for change, message in [
-        ({"QA_pairs": []}, "case 1 has no QA_pairs"),
+        ({"QA_pairs": []}, "case 1: QA_pairs must be a list"),
         ({"description": ""}, "case 1: description is missing"),
         ({"QA_pairs": [{"question": "q"}]}, "case 1, question 1: solution is missing"),
     ]:

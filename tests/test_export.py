@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -273,11 +274,34 @@ def test_older_tools_find_rope_and_chat_template(tmp_path: Path, rope: dict[str,
     assert tokenizer == {"eos_token": "</s>", "chat_template": "{{ messages[0]['content'] }}\n"}
 
 
+def test_a_run_is_shown_in_a_line() -> None:
+    assert repr(runs.Run(Path("runs/x"), make_config())) == "Run('runs/x': llama lora)"
+
+
 def test_the_card_says_how_to_load(trained: Callable[[str, str], Path], tmp_path: Path) -> None:
     for family, method, load in (("llama", "lora", "PeftModel"), ("bert", "head", "ForSequenceClassification")):
         run_export("--run", trained(family, method), "--out", tmp_path / family)
         card = tmp_path / family / "README.md"
-        assert load in card.read_text(encoding="utf-8") and card.stat().st_mode & 0o040
+        text = card.read_text(encoding="utf-8")
+        assert load in text and card.stat().st_mode & 0o040
+        base = runs.open_run(trained(family, method)).config.model.model_name_or_path
+        assert base not in text and Path(base).name in text and "base_model:" not in text
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [("Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-7B-Instruct"), ("/home/me/models/qwen", "qwen"), ("~/qwen", "qwen"),
+     ("models/qwen/7b", "7b"), ("./qwen", "qwen"), ("gpt2", "gpt2")],
+)  # fmt: skip
+def test_the_card_names_no_place_of_this_machine(
+    model: str, name: str, trained: Callable[[str, str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config, loaded = runs.load(trained("llama", "lora"))
+    config = replace(config, model=replace(config.model, model_name_or_path=model))
+    text = model_card.card(config, loaded, "peft", None)
+    assert f"from_pretrained({name!r})" in text and (f'base_model: "{name}"' in text) == ("/" in name)
+    assert "/home/me" not in text and "~" not in text
 
 
 def ollama_prompt(file: str, prompt: str, system: str | None = None) -> tuple[str, dict[str, list[str]]]:

@@ -78,9 +78,57 @@ def test_opencompass_goes_by_place(tmp_path):
 
 def test_another_json_file_is_told_what_is_read(tmp_path):
     path = tmp_path / "log.json"
-    path.write_text('{"version": 2, "samples": []}', encoding="utf-8")
-    with pytest.raises(DataError, match=r"log.json: .*keys version, samples.*lm-eval.*EvalScope.*OpenCompass"):
+    path.write_text('{"version": 2, "results": []}', encoding="utf-8")
+    words = r"log.json: .*keys version, results.*lm-eval.*EvalScope.*OpenCompass.*inspect_ai"
+    with pytest.raises(DataError, match=words):
         predictions.read(path, QUESTIONS)
+    with pytest.raises(DataError, match=r"log.eval: a packed log.*inspect log convert --to json"):
+        predictions.read(tmp_path / "log.eval", QUESTIONS)
+
+
+def inspect_log(path, questions, *, epochs=1, ids=True):
+    """Write the right answers as inspect_ai 0.3.285 does; without `ids` it numbers the samples itself."""
+    thought = {"type": "reasoning", "reasoning": "想 A"}
+    samples = [
+        {
+            "id": question.id if ids else number, "epoch": epoch, "target": question.answer,
+            "input": "\n".join(["请作答。", question.stem, *question.options.values()]),
+            "output": {"model": "m", "completion": question.answer, "choices": [
+                {"message": {"role": "assistant", "content": content}, "stop_reason": "stop"}]},
+        }
+        for epoch in range(1, epochs + 1)
+        for number, question in enumerate(questions, 1)
+        for content in [question.answer if number % 2 else [thought, {"type": "text", "text": question.answer}]]
+    ]  # fmt: skip
+    path.write_text(json.dumps({"version": 2, "status": "success", "eval": {}, "samples": samples}), encoding="utf-8")
+    return path
+
+
+def test_inspect_logs_go_by_their_ids(tmp_path):
+    log = inspect_log(tmp_path / "log.json", QUESTIONS[::-1])
+    assert {one.question_id: one.text for one in predictions.read(log, QUESTIONS)} == {"7": "B", "x:2": "AC", "9": "D"}
+    part = inspect_log(tmp_path / "part.json", QUESTIONS[1:])
+    assert evaluate(part, QUESTIONS, answered_only=True).overall["accuracy"] == 100
+    numbered_ones = inspect_log(tmp_path / "numbered.json", QUESTIONS, ids=False)
+    assert evaluate(numbered_ones, QUESTIONS).overall["accuracy"] == 100
+    # Numbers of its own are no ids of ours, where ours are numbers too.
+    other = inspect_log(tmp_path / "other.json", numbered("1", "2", "3")[::-1], ids=False)
+    with pytest.raises(DataError, match=r"other.json:1: .*question '1', but question '3' was asked"):
+        evaluate(other, numbered("1", "2", "3"))
+
+
+def test_epochs_are_votes(tmp_path):
+    (first, *_) = predictions.read(inspect_log(tmp_path / "log.json", QUESTIONS, epochs=3), QUESTIONS)
+    assert first.votes == ("B", "B", "B")
+
+
+def test_a_sample_that_failed_is_unreadable_and_counted(tmp_path, capsys):
+    path = inspect_log(tmp_path / "log.json", QUESTIONS)
+    log = json.loads(path.read_text(encoding="utf-8"))
+    log["samples"][0] |= {"error": {"message": "limit"}, "output": {"model": "m", "choices": []}}
+    path.write_text(json.dumps(log), encoding="utf-8")
+    assert evaluate(path, QUESTIONS).overall["answered"] == 2
+    assert "1 output(s) are null or empty" in capsys.readouterr().err
 
 
 TOOLS = ("lm-eval", "evalscope", "opencompass")

@@ -56,6 +56,16 @@ def test_a_module_trained_whole_inside_another_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
+    ("settings", "words"),
+    [({"target_modules": "["}, r"tuning.target_modules: '\[' is no pattern"),
+     ({"modules_to_save": ("",)}, "no module called ''"), ({"target_modules": "nothing.*"}, "LoRA cannot be put")],
+)  # fmt: skip
+def test_names_that_are_none(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        attached(**settings)
+
+
+@pytest.mark.parametrize(
     "settings",
     [{}, {"target_modules": "all-linear"}, {"target_modules": ("down_proj",), "bias": "all"}, {"use_rslora": True},
      {"use_dora": True}, {"modules_to_save": ("lm_head",)}],

@@ -306,6 +306,25 @@ def test_stop_stops(run: Path, beams: int) -> None:
     assert (other.text, other.completion_tokens) == (whole.text, 60)
 
 
+def test_tokenizers_that_clean_up_are_used_without_a_warning(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import tokenization_utils_tokenizers
+
+    from cmexam_tune.models.generation.streaming import RowOptions
+
+    def warned(*words: Any) -> None:
+        raise AssertionError(words)
+
+    monkeypatch.setattr(tokenization_utils_tokenizers.logger, "warning_once", warned)
+    config, loaded = loading.load_writer(run)
+    tokenizer: Any = loaded.tokenizer
+    tokenizer.clean_up_tokenization_spaces = True
+    with pytest.raises(AssertionError, match="Ignoring clean_up"):
+        tokenizer.decode([5])
+    options = RowOptions(stop=("never",), top=2, echo=True)
+    pending = DynamicBatcher(loaded, 1).submit(conversation.to_request(user(NO_EXAM)), config, options)
+    assert pending.future.result().text
+
+
 def test_completion_is_what_chat_says(client: openai.OpenAI, run: Path) -> None:
     config, loaded = loading.load_writer(run)
     for text, made in ((NO_EXAM, contextlib.nullcontext(client)), (EXAM, serving(run, ask_as_trained=True))):

@@ -209,6 +209,12 @@ def test_checkpoint_of_somebody_else_is_not_opened(tmp_path: Path, monkeypatch: 
     assert (tmp_path / "another user" / "cmexam_tune" / "secret").stat().st_mode & 0o777 == 0o600
 
 
+def test_a_folder_that_only_looks_like_a_checkpoint(tmp_path: Path) -> None:
+    for name in ("checkpoint-²", "checkpoint-", "checkpoint-x", "checkpoint-٣", "checkpoint-3"):
+        (tmp_path / name).mkdir()
+    assert [path.name for path in checkpoints.newest_first(tmp_path)] == ["checkpoint-3"]
+
+
 def test_another_number_of_processes_is_refused_with_both(tmp_path: Path) -> None:
     path = checkpoint(tmp_path / "checkpoint-1", 4)
     with pytest.raises(UserError, match="was saved by 4 processes and this command has 1"):

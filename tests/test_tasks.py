@@ -1,8 +1,11 @@
 """Questions written as other tools' tasks: read back, and nothing is missing."""
 
 import ast
+import asyncio
 import importlib.util
 import json
+import sys
+import types
 
 import pytest
 import yaml
@@ -88,6 +91,46 @@ def test_lm_eval(asked, tmp_path):
     for output in ("A", "C", "ABC", "ACD", "", "CT", "答案：A。解释：C 也可", "<think>AC</think>B"):
         assert right(1, output) == 0, output
     assert right(0, "CT提示B") == 1
+
+
+def test_inspect(asked, tmp_path, monkeypatch):
+    """Beside a stand-in for inspect_ai that keeps what it is given; tests/test_clients.py runs the real one."""
+
+    class Kept:
+        def __init__(self, *given, **values):
+            self.given, self.values = given, values
+
+    names = {
+        "": ("Task",),
+        ".dataset": ("MemoryDataset", "Sample"),
+        ".model": ("GenerateConfig",),
+        ".scorer": ("Score",),
+    }
+    for part, classes in names.items():
+        stand_in = types.ModuleType(f"inspect_ai{part}")
+        vars(stand_in).update(dict.fromkeys(classes, Kept))
+        monkeypatch.setitem(sys.modules, f"inspect_ai{part}", stand_in)
+    vars(sys.modules["inspect_ai"]).update(task=lambda function: function)
+    vars(sys.modules["inspect_ai.scorer"]).update(
+        CORRECT="C", INCORRECT="I", accuracy=Kept, stderr=Kept, scorer=lambda metrics: lambda function: function
+    )
+    solver = types.ModuleType("inspect_ai.solver")
+    solver.generate = Kept
+    monkeypatch.setitem(sys.modules, "inspect_ai.solver", solver)
+    folder = tasks.export("inspect", asked, tmp_path / "out", "export")
+    task = module(folder / "my_exam_1.py").my_exam_1().values
+    (samples,) = task["dataset"].given
+    for sample, question in zip(samples, QUESTIONS, strict=True):
+        assert (sample.values["id"], sample.values["target"]) == (question.id, question.answer)
+        assert question.stem in sample.values["input"]
+
+    def score(number, output):
+        state = Kept()
+        state.output, state.metadata = types.SimpleNamespace(completion=output), samples[number].values["metadata"]
+        return asyncio.run(task["scorer"](state, types.SimpleNamespace(text=QUESTIONS[number].answer))).values["value"]
+
+    assert [score(i, f"答案：{question.answer}。") for i, question in enumerate(QUESTIONS)] == ["C"] * 4
+    assert [score(1, output) for output in ("A", "ABC", "", "<think>AC</think>B")] == ["I"] * 4
 
 
 def test_opencompass(asked, tmp_path):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from cmexam_tune.config import read_yaml
+from cmexam_tune.core import documents
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.core.schema import Case, Question, Turn
 from cmexam_tune.core.strict import Problems, build
@@ -138,7 +138,12 @@ def read(path: str | Path | None = None) -> Rubric:
     path = SHIPPED if path is None else Path(path)
     if not path.is_file():
         raise ConfigError(f"{path}: no such rubric. The shipped one is {SHIPPED}.")
-    values = read_yaml(path)
+    values = documents.read_yaml(path, "rubric")
+    if not isinstance(values, dict):
+        raise ConfigError(
+            f"{path} is no rubric: an object with keys (axes, prompt, ...) is needed, found "
+            f"{type(values).__name__}. The shipped one is {SHIPPED}."
+        )
     # YAML reads the levels 1 to 5 as integers; `build` goes through JSON, whose keys are text.
     for axis in values.get("axes", {}).values() if isinstance(values.get("axes"), dict) else ():
         if isinstance(axis, dict) and isinstance(axis.get("levels"), dict):

@@ -21,7 +21,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import NoneType, UnionType
+from types import ModuleType, NoneType, UnionType
 from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin
 
 from cmexam_tune.core import files
@@ -81,6 +81,10 @@ def program(
             and its docstring explains what the decorated function's does not.
         epilog: end of the help, examples; a function is called only when the help is shown.
     """
+    if function is not None and function.__module__ in sys.modules:
+        # `import cmexam_tune; cmexam_tune.train(...)`: the name is the module's, whose function is the program.
+        module: Any = sys.modules[function.__module__]
+        module.__class__ = type("Program", (ModuleType,), {"__call__": staticmethod(function)})
 
     def decorate(command: Callable[..., int | None]) -> Main:
         @functools.wraps(command)

@@ -66,7 +66,8 @@ def parse_json(text: str, where: str, finite: bool = True) -> Any:
         value = json.loads(text, object_pairs_hook=unique, **numbers)
     except json.JSONDecodeError as error:
         line = f"line {error.lineno}, " if error.lineno > 1 else ""
-        raise Broken(f"{where}: broken JSON, {error.msg} at {line}column {error.colno}.") from None
+        message = error.msg.removesuffix(" starting at")
+        raise Broken(f"{where}: broken JSON, {message} at {line}column {error.colno}.") from None
     except RecursionError:
         raise DataError(f"{where}: nested too deep; {MAX_DEPTH} levels are possible.") from None
     except ValueError as error:

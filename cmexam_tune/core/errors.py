@@ -19,5 +19,10 @@ class TrainingStopped(RuntimeError):
 
 def first_line(error: BaseException) -> str:
     """Return what an exception of a library says, in one short line."""
-    text = str(error).strip().splitlines() or [type(error).__name__]
-    return text[0][:300]
+    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()] or [type(error).__name__]
+    if any("weights_only" in line for line in lines):
+        # torch advises to load it nevertheless, which runs whatever is in it.
+        return "it is no file of weights alone, and what else is in it could be code; ask its author for safetensors"
+    # pydantic and others name what is wrong in a line of its own below the title.
+    text = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+    return text[:300]

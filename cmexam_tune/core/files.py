@@ -55,6 +55,11 @@ def status(path: Path) -> os.stat_result | None:
         raise UserError(f"{shown}: {getattr(error, 'strerror', None) or error}. Name another path.") from None
 
 
+def article(noun: str) -> str:
+    """Return `a file`, `an exam file`."""
+    return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
+
+
 def check_input(path: str | Path, what: str = "file") -> Path:
     """Return `path` as a `Path`, or refuse: it must be a readable file with at least one byte.
 
@@ -66,9 +71,9 @@ def check_input(path: str | Path, what: str = "file") -> Path:
     if info is None:
         raise UserError(f"{path}: no such {what}. Relative paths start at {Path.cwd()}.")
     if stat.S_ISDIR(info.st_mode):
-        raise UserError(f"{path}: is a folder, a {what} is needed.")
+        raise UserError(f"{path}: is a folder, {article(what)} is needed.")
     if not stat.S_ISREG(info.st_mode):
-        raise UserError(f"{path}: is a device or a pipe, a {what} is needed. Save it as a file first.")
+        raise UserError(f"{path}: is a device or a pipe, {article(what)} is needed. Save it as a file first.")
     if info.st_size == 0:
         raise UserError(f"{path}: the {what} is empty.")
     if not os.access(path, os.R_OK):

@@ -46,6 +46,8 @@ class Question:
     def __post_init__(self) -> None:
         """Refuse what cannot be an exam question."""
         where = f"question {self.id!r}"
+        if not isinstance(self.id, str) or not isinstance(self.stem, str):
+            raise DataError(f"{where}: id and stem must be texts.")
         if not self.id or not self.stem.strip():
             raise DataError(f"{where}: id and stem must not be empty.")
         if not MIN_OPTIONS <= len(self.options) <= MAX_OPTIONS:

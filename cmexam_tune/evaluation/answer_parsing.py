@@ -56,7 +56,7 @@ def json_field(text: str, keys: tuple[str, ...]) -> Any:
     for match in _JSON.finditer(text):
         try:
             value = json.loads(match[0])
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):  # a number of 5,000 digits is JSON, and a ValueError
             continue
         if isinstance(value, dict):
             named = {str(key).strip().lower(): item for key, item in value.items()}

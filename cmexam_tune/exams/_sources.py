@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
+from cmexam_tune.core import files
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.core.files import check_input
 from cmexam_tune.exams import _tables
@@ -88,6 +89,8 @@ def _in_folder(folder: Path, label: str) -> list[Source]:
     )
     if not paths:
         raise UserError(f"{label}: holds no {', '.join(_tables.READERS)} file.")
+    for path in paths:
+        files.status(path)  # refuses names that are not UTF-8, which no report could hold
     return [Source(path, path.stem, f"{label}/{path.relative_to(folder).as_posix()}", True) for path in paths]
 
 

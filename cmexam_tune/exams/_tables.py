@@ -243,7 +243,9 @@ def _array(path: Path, text: str, start: int) -> Iterator[Row]:
 
 
 def _broken(path: Path, text: str, position: int, message: str) -> NoReturn:
-    raise DataError(f"{path}:{text.count(chr(10), 0, position) + 1}: broken JSON, {message}.")
+    line, column = text.count(chr(10), 0, position) + 1, position - text.rfind("\n", 0, position)
+    message = message.removesuffix(" starting at")
+    raise DataError(f"{path}:{line}: broken JSON, {message} at column {column}.")
 
 
 def _parquet(path: Path) -> Iterator[Row]:

@@ -5,15 +5,19 @@
   letters were scored (`multiple_choice`) the most likely one is the output;
 - EvalScope's predictions: `index`, `metadata` and `model_output` (`choices` in older versions);
 - OpenCompass' predictions: one JSON object `{"0": {"prediction": ...}, ...}`, in the order of the questions;
+- inspect_ai's logs in JSON (`--log-format json`, or `inspect log convert --to json`); the outputs of several epochs are
+  votes;
 - any JSONL with an `id` and an `output`, `response` or `prediction`.
 
 Which question an output answers is told by the id in its row: `question_id`, `id`, or the id of the question that
-lm-eval repeats in `doc` and EvalScope in `metadata`. Only where there is none, `doc_id`, `index` and OpenCompass' keys
-tell it. These are places in the file that the tool was given and never ids, although ids may be integers too.
+lm-eval repeats in `doc`, EvalScope in `metadata` and inspect_ai in its samples. Only where there is none, `doc_id`,
+`index`, OpenCompass' keys and the order of inspect_ai's samples tell it. These are places in the file that the tool was
+given and never ids, although ids may be integers too.
 
 An output that is null is unreadable, not missing: it stays in every denominator.
 """
 
+import re
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,9 +33,10 @@ IDS, PLACES = ("question_id", "id"), ("doc_id", "index")
 TEXTS = ("text", "output", "response", "prediction", "model_output", "choices", "resps")
 _DOCUMENTS = ("doc", "metadata", "raw_input")
 """Where tools repeat the record that they asked, with its id."""
-_PROMPTS = ("doc", "raw_input", "origin_prompt", "messages")
+_PROMPTS = ("doc", "raw_input", "origin_prompt", "messages", "input")
 """Where tools repeat the words that they asked."""
 _SHOWN, _PROBED = 8, 5
+_PLACE = re.compile("[0-9]{1,9}")
 _REMEDY = "Give --questions the file that the tool was given, or its first lines where the tool was limited to those."
 
 
@@ -78,7 +83,7 @@ def read(path: str | Path, questions: Sequence[Question]) -> list[Prediction]:
             than those or cannot be told to answer them; names file and line.
     """
     path = Path(path)
-    contents = _opencompass(path) if path.suffix == ".json" else jsonl.read_objects(path)
+    contents = _whole_file(path) if path.suffix in (".json", ".eval") else jsonl.read_objects(path)
     rows = [_Row(f"{path}:{number}", content) for number, content in contents]
     if not rows:
         raise DataError(f"{path}: holds no records, only blank lines.")
@@ -213,16 +218,43 @@ def _log_likelihood(value: Any) -> float | None:
         return None
 
 
-def _opencompass(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    value = documents.read_json(files.check_input(path), "predictions of OpenCompass")
+def _whole_file(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (number from 1, row) for each output in a file that is one JSON object."""
+    if path.suffix == ".eval":
+        raise DataError(
+            f"{path}: a packed log of inspect_ai. Unpack it: inspect log convert --to json --output-dir DIR {path}"
+        )
+    value = documents.read_json(files.check_input(path), "predictions")
     entries = list(value.items())
-    if not entries or not all(key.isdecimal() and isinstance(entry, dict) for key, entry in entries):
+    if isinstance(samples := value.get("samples"), list) and "eval" in value:
+        yield from _inspect(path, samples)
+    elif entries and all(_PLACE.fullmatch(key) and isinstance(entry, dict) for key, entry in entries):
+        for key, entry in entries:
+            row = {"index": int(key), **{name: entry.get(name) for name in ("prediction", "origin_prompt")}}
+            yield int(key) + 1, row
+    else:
         raise DataError(
             f"{path}: no predictions that are read here (found the keys {', '.join(list(value)[:_SHOWN])}). Read are "
             "JSON lines (.jsonl) of this project, of lm-eval (samples_*.jsonl of --log_samples), of EvalScope or with "
             "an id and an output in each line, and of .json files those of OpenCompass, "
-            '{"0": {"prediction": ...}, ...}.'
+            '{"0": {"prediction": ...}, ...}, and logs of inspect_ai (--log-format json).'
         )
-    for key, entry in entries:
-        row = {"index": int(key), **{name: entry.get(name) for name in ("prediction", "origin_prompt")}}
-        yield int(key) + 1, row
+
+
+def _inspect(path: Path, samples: Sequence[Any]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (number from 1, row) for each sample of a log; what several epochs wrote for it is one list of outputs."""
+    rows: dict[str | int, dict[str, Any]] = {}
+    for number, sample in enumerate(samples, 1):
+        if not isinstance(sample, dict) or _name(name := sample.get("id")) is None:
+            raise DataError(f"{path}: sample {number} has no id.")
+        assert isinstance(name, str | int)
+        output = sample.get("output")
+        # A sample that failed has an output without choices.
+        texts = _outputs(output.get("choices") if isinstance(output, dict) else None, None)
+        if texts is None:
+            raise DataError(f"{path}: sample {number}: its output holds no text.")
+        row = rows.setdefault(
+            name, {"index": len(rows), "metadata": {"id": name}, "input": sample.get("input"), "choices": []}
+        )
+        row["choices"] += texts
+    yield from enumerate(rows.values(), 1)

@@ -4,11 +4,12 @@
   sets. lm-eval's own comparison takes several targets as any of them.
 - OpenCompass: a dataset config. Its custom data sets (`--custom-dataset-path`) know one letter only, so the config
   reads and scores as OpenCompass' own CMB does: all capitals of the output, sorted, equal to the answer.
+- inspect_ai: a task in Python that compares sets as lm-eval's does.
 - EvalScope: `general_mcq`, which asks in its own words and wants single and multiple choice in two files. The questions
   of each are written beside it for `evaluate`.
 
-Every row has our id. lm-eval and EvalScope write it beside the output; OpenCompass keeps no field of a row but the
-prompt and the answer, so that `evaluate` matches by place there and compares the prompts.
+Every row has our id. lm-eval, EvalScope and inspect_ai write it beside the output; OpenCompass keeps no field of a row
+but the prompt and the answer, so that `evaluate` matches by place there and compares the prompts.
 """
 
 import re
@@ -22,7 +23,7 @@ from cmexam_tune.core.errors import DataError
 from cmexam_tune.core.schema import Question
 from cmexam_tune.prompts import prompt, resolve_style
 
-Tool = Literal["lm-eval", "opencompass", "evalscope"]
+Tool = Literal["lm-eval", "opencompass", "evalscope", "inspect"]
 STYLE = "cmb_answer"
 """Asks for the letters alone; a prompt that asks for more leaves more to each tool's reading."""
 _SHOWN, _LAST = 5, "J"
@@ -68,18 +69,71 @@ def load(**_):
         return {"test": Dataset.from_list([json.loads(line) for line in lines])}
 
 
-def letters(output, offered):
-    """Return the first letters on offer behind the last 答案 or answer (else of the whole output), sorted."""
-    text = re.split("答案|answer", output.rpartition("</think>")[2], flags=re.IGNORECASE)[-1]
-    one = f"[{offered}]"
-    found = re.search(f"(?<![A-Za-z]){one}(?:[ ,，、;；和]*{one})*(?![A-Za-z])", text)
-    return "".join(sorted(set(re.findall(one, found[0])))) if found else ""
+<letters>
 
 
 def process_results(doc, results):
     """Return 1 where exactly the right letters were given."""
     output = results[0] if isinstance(results[0], str) else results[0][0]
     return {"exact_match": float(letters(output, doc["letters"]) == doc["answer"])}
+'''
+
+_LETTERS = '''\
+def letters(output, offered):
+    """Return the first letters on offer behind the last 答案 or answer (else of the whole output), sorted."""
+    text = re.split("答案|answer", output.rpartition("</think>")[2], flags=re.IGNORECASE)[-1]
+    one = f"[{offered}]"
+    found = re.search(f"(?<![A-Za-z]){one}(?:[ ,，、;；和]*{one})*(?![A-Za-z])", text)
+    return "".join(sorted(set(re.findall(one, found[0])))) if found else ""'''
+
+_INSPECT = '''\
+"""{n} questions written by `cmexam-tune export --task inspect`; prompt style: {style}.
+
+inspect eval THIS_FILE --log-format json --model ...
+"""
+
+import json
+import re
+from pathlib import Path
+
+from inspect_ai import Task, task
+from inspect_ai.dataset import MemoryDataset, Sample
+from inspect_ai.model import GenerateConfig
+from inspect_ai.scorer import CORRECT, INCORRECT, Score, accuracy, scorer, stderr
+from inspect_ai.solver import generate
+
+QUESTIONS = Path(__file__).parent / "questions.jsonl"
+
+
+{letters}
+
+
+@scorer(metrics=[accuracy(), stderr()])
+def same_letters():
+    """Score outputs that give exactly the right letters."""
+
+    async def score(state, target):
+        answer = letters(state.output.completion, state.metadata["letters"])
+        return Score(value=CORRECT if answer == target.text else INCORRECT, answer=answer)
+
+    return score
+
+
+@task
+def {name}():
+    """Return the questions beside this file as a task."""
+    with QUESTIONS.open(encoding="utf-8") as lines:
+        rows = [json.loads(line) for line in lines]
+    samples = [
+        Sample(id=row["id"], input=row["prompt"], target=row["answer"], metadata={{"letters": row["letters"]}})
+        for row in rows
+    ]
+    return Task(
+        dataset=MemoryDataset(samples, name={name!r}),
+        solver=generate(),
+        scorer=same_letters(),
+        config=GenerateConfig(temperature=0.0, max_tokens=512),
+    )
 '''
 
 _OPENCOMPASS = '''\
@@ -169,8 +223,14 @@ def export(
 
 def _lm_eval(questions: Sequence[Question], folder: Path, home: Path, name: str, style: str) -> None:
     jsonl.write(folder / "questions.jsonl", _rows(questions, style))
-    (folder / "utils.py").write_text(_LM_EVAL_UTILS, encoding="utf-8")
+    (folder / "utils.py").write_text(_LM_EVAL_UTILS.replace("<letters>", _LETTERS), encoding="utf-8")
     _text(folder / f"{name}.yaml", _LM_EVAL_YAML, n=len(questions), name=name, style=Path(style).stem)
+
+
+def _inspect(questions: Sequence[Question], folder: Path, home: Path, name: str, style: str) -> None:
+    jsonl.write(folder / "questions.jsonl", _rows(questions, style))
+    values = {"n": len(questions), "name": name, "style": Path(style).stem, "letters": _LETTERS}
+    _text(folder / f"{name}.py", _INSPECT, **values)
 
 
 def _opencompass(questions: Sequence[Question], folder: Path, home: Path, name: str, style: str) -> None:
@@ -237,5 +297,6 @@ TASKS: dict[Tool, Callable[[Sequence[Question], Path, Path, str, str], None]] = 
     "lm-eval": _lm_eval,
     "opencompass": _opencompass,
     "evalscope": _evalscope,
+    "inspect": _inspect,
 }
 """Tool -> what writes its files."""

@@ -29,6 +29,8 @@ MAX_CHARACTERS = 10_000_000
 """Of a rendered conversation."""
 MAX_LINES = 1_000_000
 """Lines of a template's compiled code that one conversation may run; 100 messages need some 2,000."""
+_FAILURES = (TypeError, ValueError, LookupError, ArithmeticError, MemoryError, RecursionError)
+"""What the expressions of a template can raise; a macro may call itself."""
 JINJA_CODE = "<template>"
 """File name that Jinja gives to compiled templates."""
 
@@ -79,7 +81,15 @@ class ChatTemplate:
                 text = self.apply(messages=dialogue.messages(), num_examples=len(dialogue.examples))
         except NoForm as error:
             raise ConfigError(f"{title} {error}") from None
-        except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, MemoryError) as error:
+        except (
+            TemplateError,
+            TypeError,
+            ValueError,
+            LookupError,
+            ArithmeticError,
+            MemoryError,
+            RecursionError,
+        ) as error:
             raise ConfigError(f"{title} cannot be filled ({first_line(error)}).") from None
         if len(text) > MAX_CHARACTERS:
             raise ConfigError(f"{title} makes {len(text):,} characters; {MAX_CHARACTERS:,} are possible.")

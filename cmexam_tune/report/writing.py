@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from cmexam_tune.core.files import atomic_write, check_output
+from cmexam_tune.core.files import write_together
 from cmexam_tune.report import page, sections
 from cmexam_tune.report.building import FullReport
 from cmexam_tune.report.page import Runs
@@ -33,6 +33,7 @@ def write(
 
     Raises:
         UserError: a report is there and `overwrite` is false.
+        OSError: they cannot all be written; then none is.
     """
     texts = {
         "report.json": json.dumps(report.to_dict(), ensure_ascii=False, indent=2) + "\n",
@@ -41,10 +42,9 @@ def write(
     }
     if latex:
         texts["report.tex"] = sections.latex(report)
-    paths = [check_output(Path(out) / name, overwrite) for name in texts]
-    for path, text in zip(paths, texts.values(), strict=True):
-        with atomic_write(path) as handle:
-            handle.write(text)
+    with write_together(Path(out), "report", overwrite) as claim:
+        for name, text in texts.items():
+            claim(name).write_text(text, encoding="utf-8")
     for name in set(NAMES) - set(texts):
         (Path(out) / name).unlink(missing_ok=True)  # of the report that was replaced
     return report

@@ -66,7 +66,7 @@ class Manifest:
 def step_of(folder: Path) -> int:
     """Return the step of `checkpoint-<step>`, or -1 for anything else."""
     number = folder.name.removeprefix(PREFIX)
-    return int(number) if folder.name.startswith(PREFIX) and number.isdigit() else -1
+    return int(number) if folder.name.startswith(PREFIX) and re.fullmatch("[0-9]+", number) else -1
 
 
 def newest_first(run_folder: Path) -> list[Path]:

@@ -48,9 +48,11 @@ def card(
     """
     mean = f"\n- mean of the updates of {averaged} runs" if averaged > 1 else ""
     file = gguf.find(config.model.model_name_or_path)
-    base, prompt = config.model.model_name_or_path, _prompt(config, loaded)
+    base, prompt = _public_name(config.model.model_name_or_path), _prompt(config, loaded)
+    # The hub wants an id of its own there; a folder's name is none.
+    named = f"base_model: {json.dumps(base, ensure_ascii=False)}\n" if "/" in base else ""
     auto = "AutoModelForSequenceClassification" if prompt is None else "AutoModelForCausalLM"
-    place = repr(base) if file is None else f"{str(file.parent)!r}, gguf_file={file.name!r}"
+    place = repr(base) if file is None else f"{file.resolve().parent.name!r}, gguf_file={file.name!r}"
     load = {
         "hf": f"{auto}.from_pretrained(folder)",
         "released": f"import cmexam_tune.models.released  # has the network\n{auto}.from_pretrained(folder)",
@@ -58,7 +60,7 @@ def card(
         "chatglm": "# see the P-tuning readme of THUDM/ChatGLM-6B",
     }
     parts = [
-        f"---\nbase_model: {json.dumps(base, ensure_ascii=False)}\nlanguage: zh\n---",
+        f"---\n{named}language: zh\n---",
         f"# {Path(config.out).name}",
         f"{base} after {config.tuning.method} with cmexam_tune; this folder holds {KINDS[format]}.",
         f"- style of the questions: {config.prompt.style}\n- template: {config.prompt.template}{mean}",
@@ -76,6 +78,12 @@ def card(
     return "\n\n".join([*parts, "Not for use on patients.\n"])
 
 
+def _public_name(model: str) -> str:
+    """Return a model's id on the hub, or the name of its folder: where that lies is nobody else's business."""
+    is_place = model.startswith(("/", ".", "~")) or model.count("/") != 1 or Path(model).exists()
+    return Path(model).expanduser().resolve().name if is_place else model
+
+
 def _prompt(config: Config, loaded: Loaded) -> str | None:
     """Return the prompt of training for the message MESSAGE; None: a model that writes no text."""
     codec = prompt_codec(config, loaded)
@@ -84,7 +92,7 @@ def _prompt(config: Config, loaded: Loaded) -> str | None:
     dialogue = Dialogue("MESSAGE", (), config.prompt.system)
     if codec.template is None:
         (ids,) = codec.sources([dialogue])
-        return str(loaded.tokenizer.decode([*ids, *codec.lead]))
+        return str(loaded.tokenizer.decode([*ids, *codec.lead], clean_up_tokenization_spaces=False))
     return codec.template.render(dialogue)
 
 

@@ -58,7 +58,7 @@ def chat_template(config: Config, loaded: Loaded) -> str | None:
 def prefix(tokenizer: Any) -> str:
     """Return the special tokens that a tokenizer puts before every text."""
     (ids,) = source_ids(tokenizer, [""])
-    return str(tokenizer.decode(ids))
+    return str(tokenizer.decode(ids, clean_up_tokenization_spaces=False))
 
 
 def add_older_names(folder: Path) -> None:

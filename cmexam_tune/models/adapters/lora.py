@@ -1,6 +1,7 @@
 """LoRA through PEFT: low-rank updates beside frozen matrices (Hu et al. 2021, arXiv:2106.09685)."""
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -94,9 +95,12 @@ class LoRA(Method):
             model = prepare(model, use_gradient_checkpointing=False)
         task = TaskType.SEQ_CLS if family.task == "classify" else TaskType.CAUSAL_LM
         try:
-            if missing := [name for name in settings.modules_to_save if not layouts.has_module(model, name)]:
+            named = settings.modules_to_save
+            if missing := [name for name in named if not (name and layouts.has_module(model, name))]:
                 raise UserError(f"tuning.modules_to_save: this model has no module called {missing[0]!r}.")
             tuned: Any = layouts.add_lora(model, LoraConfig(task_type=task, **_lists(chosen)))
+        except re.error as error:  # PEFT reads a text as a pattern
+            raise UserError(f"tuning.target_modules: {settings.target_modules!r} is no pattern ({error}).") from None
         except ValueError as error:
             raise UserError(f"tuning: LoRA cannot be put on this model: {error}") from None
         _check_whole(tuned)

@@ -33,6 +33,8 @@ BLANK = "…"
 """Stands for stem and options in the prompt that prior normalisation compares with."""
 CONTEXT = 8
 """Tokens before a token that are decoded with it to see what it adds to a text."""
+HOST_MEMORY = "can't allocate memory"
+"""What torch says where the memory of this machine is not enough."""
 FEW = 4
 """Requests from which on it is worth to read apart what their prompts begin with."""
 
@@ -123,12 +125,15 @@ class Decoder:
                     del missing[completion.request.question.id]
                     yield completion
                 return
-            except torch.OutOfMemoryError as error:
+            except RuntimeError as error:
+                # A card's is a RuntimeError too; the host's has no type of its own.
+                if not isinstance(error, torch.OutOfMemoryError) and HOST_MEMORY not in str(error):
+                    raise
                 self._halve(error)
             # Not in the handler: while it runs, the traceback holds all that the batch had on the card.
             device.empty_cache()
 
-    def _halve(self, error: torch.OutOfMemoryError) -> None:
+    def _halve(self, error: RuntimeError) -> None:
         """Answer fewer prompts at once from now on.
 
         Raises:
@@ -141,7 +146,7 @@ class Decoder:
             raise error
         if self.batch_size == 1:
             raise UserError(
-                f"{self.config.model.model_name_or_path}: one prompt at a time is too much for the card's memory "
+                f"{self.config.model.model_name_or_path}: one prompt at a time is too much for the memory "
                 f"({first_line(error)}). Lower generation.max_new_tokens, prompt.max_source_length or prompt.shots, "
                 "set model.load_in_4bit=true, or take a larger card."
             ) from error

@@ -177,7 +177,7 @@ class StopText(StoppingCriteria):
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
         """Return [batch] booleans for ids [batch, prompt + new]."""
         new = input_ids[:, self.width :][:, -self.tail :]
-        texts = self.tokenizer.batch_decode(new, skip_special_tokens=True)
+        texts = self.tokenizer.batch_decode(new, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         beams = len(texts) // len(self.stops)
         ended = [first_stop(text, self.stops[row // beams]) is not None for row, text in enumerate(texts)]
         return torch.tensor(ended, device=input_ids.device)

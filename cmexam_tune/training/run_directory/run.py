@@ -30,7 +30,7 @@ CONFIG, ADAPTER, STATE = "config.yaml", "adapter", "trainer_state.json"
 ENVIRONMENT, METRICS, CARD = "environment.json", "metrics.json", "cmexam_tune.json"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
     """A run folder and its config; everything else is read from it when it is asked for."""
 
@@ -63,6 +63,11 @@ class Run:
     def log(self) -> list[dict[str, float]]:
         """The entries of log.jsonl."""
         return read_log(self.path / LOG)
+
+    def __repr__(self) -> str:
+        """Return where it is and what it trains, in a line."""
+        method = f" {self.config.tuning.method}" if self.config.tuning.method else ""
+        return f"Run({str(self.path)!r}: {self.config.model.family}{method})"
 
     def _repr_html_(self) -> str:
         cells = {"run": self.path, "family": self.config.model.family, "method": self.config.tuning.method}

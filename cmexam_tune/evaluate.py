@@ -26,6 +26,7 @@ Predictions = str | Path | Sequence[Prediction]
 Questions = str | Path | Sequence[Question]
 
 ALL, THIS = "all", "this run"
+SUBSET = "subset.questions.jsonl"
 EPILOG = """writes DIR/report.json, DIR/report.md and DIR/report.html (one file, no network needed).
 
 In report.json accuracy, its Wilson 95% interval accuracy_ci, BLEU and ROUGE are percentages; precision, recall and
@@ -78,6 +79,7 @@ def evaluate(
     seeds: bool | None = None,
     limit: int | None = None,
     answered_only: bool = False,
+    subset: int | None = None,
     overwrite: bool = False,
 ) -> building.FullReport:
     """Score predictions, write the report to the folder `out` if one is given, and return it.
@@ -97,6 +99,8 @@ def evaluate(
             them say.
         limit: score only the first so many questions.
         answered_only: score only the questions that every run has a prediction for; the report says so.
+        subset: choose so many questions whose accuracy stands for that of all, by three runs or more; they go to
+            subset.questions.jsonl, and the report says how far they are off.
         overwrite: replace a report in `out`.
 
     Raises:
@@ -133,6 +137,7 @@ def evaluate(
         first.name,
         published_tables.beside(published, scored) if published else None,
         runs=graded,
+        subset=subset,
     )
     report = replace(
         report,
@@ -146,7 +151,13 @@ def evaluate(
         **_several_runs(graded, scorer, runs, seeds),
         **_other_scorers(graded[first.name], profile, first.metadata),
     )
-    return report if out is None else writing.write(report, shown, out, overwrite=overwrite, latex=latex)
+    if out is None:
+        return report
+    if subset is not None:
+        chosen = set(report.computed["item_response"].subset.ids)
+        path = Path(out) / SUBSET
+        jsonl.write(path, [question for question in scored if question.id in chosen], overwrite)
+    return writing.write(report, shown, out, overwrite=overwrite, latex=latex)
 
 
 def _several_runs(
@@ -227,7 +238,7 @@ def _check_out(out: str | Path | None, overwrite: bool) -> None:
         return
     if Path(out).exists() and not Path(out).is_dir():
         raise UserError(f"{out}: is a file, --out needs a folder.")
-    for name in writing.NAMES:
+    for name in (*writing.NAMES, SUBSET):
         files.check_output(Path(out) / name, overwrite)
 
 

@@ -143,6 +143,7 @@ def build(
     published: Published | None = None,
     *,
     runs: Mapping[str, Sequence[Graded]] | None = None,
+    subset: int | None = None,
 ) -> FullReport:
     """Return the report of one run.
 
@@ -153,8 +154,12 @@ def build(
         name: What the run is called.
         published: Published numbers to show beside it.
         runs: All runs of the report, where there are several; this one is the first.
+        subset: Also choose so many questions that stand for the whole.
+
+    Raises:
+        UserError: a subset of too few runs or questions.
     """
-    evaluation = sections.Evaluation(graded, scorers.get(scorer), runs or {name: graded})
+    evaluation = sections.Evaluation(graded, scorers.get(scorer), runs or {name: graded}, subset)
     scorer, score = evaluation.scorer, evaluation.score
     facets = breakdowns.by_facet(graded, score)
     return FullReport(

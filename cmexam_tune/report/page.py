@@ -50,17 +50,17 @@ def page(report: FullReport, runs: Runs) -> str:
         runs: Every run that can be looked at, for the cards.
     """
     facets = list(report.by_facet)
+    # These the page shows as tables and bars, and needs no numbers of.
+    drawn = {section.key for section in sections.SECTIONS if section.title} & set(report.computed)
     data = {
-        **{key: value for key, value in report.to_dict().items() if key != "by_facet"},
+        **{key: value for key, value in report.to_dict().items() if key not in {"by_facet", *drawn}},
         "headings": {
             **{key: asdict(heading) for key, heading in HEADINGS.items()},
             **{key: asdict(Heading(key, metric.en, metric.zh)) for key, metric in report.metrics.items()},
         },
         "columns": [*COLUMNS, *report.metrics],
         "sections": [
-            section.page(report.computed[section.key])
-            for section in sections.SECTIONS
-            if section.title and section.key in report.computed
+            section.page(report.computed[section.key]) for section in sections.SECTIONS if section.key in drawn
         ],
         "facets": facets,
         "run_names": list(runs),

@@ -16,6 +16,7 @@ from cmexam_tune.evaluation.grading import Graded
 from cmexam_tune.evaluation.scorers import Scorer
 from cmexam_tune.report import baselines
 from cmexam_tune.report.calibration import Calibration, calibration
+from cmexam_tune.report.item_response import ItemResponse, item_response
 from cmexam_tune.report.option_orders import OptionOrders, option_orders
 from cmexam_tune.report.table import COLUMNS, Bar, Table, Text, cell, escape_markdown, for_page, short
 
@@ -41,6 +42,8 @@ class Evaluation:
     scorer: Scorer
     runs: Mapping[str, Sequence[Graded]]
     """Every run of the report, the first is that one; all of the same questions in the same order."""
+    subset: int | None = None
+    """So many questions that stand for the whole are to be chosen."""
 
     def score(self, part: Sequence[Graded]) -> Scores:
         """Return the scores of a part of the questions."""
@@ -405,6 +408,42 @@ def _reliability(found: Calibration) -> list[Bar]:
     ]
 
 
+def _item_response(found: ItemResponse) -> list[Table]:
+    interval = Text("95% CI", "95% 区间")
+    abilities = tuple(
+        (run.name, f"{run.ability:+.2f}", f"{run.interval[0]:+.2f} to {run.interval[1]:+.2f}")
+        for run in sorted(found.abilities, key=lambda run: -run.ability)
+    )
+    note = Text(
+        f"{found.model} model over {found.n} questions, in logits: a run of ability 0 answers a question of mean "
+        f"difficulty right half of the time. Difficulties spread by {found.spread:.2f}; each is in report.json",
+        f"{found.model} 模型，{found.n} 题，单位为 logit：能力为 0 的模型对平均难度的题答对一半。难度的标准差为 "
+        f"{found.spread:.2f}，各题难度见 report.json",
+    )
+    shown = [Table(("", Text("ability", "能力"), interval), abilities, Text("Abilities", "能力"), note)]
+    if found.levels:
+        lines = tuple((Text(level.en, level.zh), str(level.n), f"{level.difficulty:+.2f}") for level in found.levels)
+        spearman = "-" if found.spearman is None else f"{found.spearman:.2f}"
+        said = Text(
+            f"Rank correlation of both over the questions: {spearman}", f"两种难度在各题上的等级相关系数：{spearman}"
+        )
+        head = (Text("the exam's difficulty", "考试标注的难度"), "n", Text("mean difficulty", "平均难度"))
+        shown.append(Table(head, lines, Text("Difficulty beside the exam's own", "与考试标注难度对照"), said))
+    if found.subset:
+        errors = (
+            (Text("one of each group of equal difficulty", "按难度分层各取一题"), f"{found.subset.error:.1f}"),
+            (Text("drawn at random", "随机抽取"), f"{found.subset.random_error:.1f}"),
+        )
+        size = len(found.subset.ids)
+        title = Text(f"{size} questions for the whole", f"用 {size} 题代表全部")
+        said = Text(
+            "Points by which their accuracy misses the whole's, for runs that had no part in choosing them",
+            "其正确率与全部题目正确率的偏差（百分点），所评模型未参与选题",
+        )
+        shown.append(Table(("", Text("error", "误差")), errors, title, said))
+    return shown
+
+
 SECTIONS: tuple[Section, ...] = (
     Section("intervals", lambda of: text_intervals(of.graded, of.scorer.smoothing), _intervals),
     Section("partial_credit", lambda of: breakdowns.partial_credit(of.graded), _credit),
@@ -413,6 +452,12 @@ SECTIONS: tuple[Section, ...] = (
     Section("confusion", lambda of: breakdowns.confusion(of.graded)),
     Section("calibration", lambda of: calibration(of.graded), _calibration, _reliability, Text("Calibration", "校准")),
     Section("orders", lambda of: option_orders(of.graded), _orders, title=Text("Order of the options", "选项顺序")),
+    Section(
+        "item_response",
+        lambda of: item_response(of.runs, of.subset),
+        _item_response,
+        title=Text("Ability and difficulty", "能力与难度"),
+    ),
     Section("explanations", lambda of: breakdowns.consistency(of.graded), _consistency),
 )
 """In the order in which the files show them."""

@@ -8,13 +8,21 @@ from typing import Annotated, Any
 from cmexam_tune.core import cli, files, jsonl
 from cmexam_tune.core.cli import File, Flag, Override
 from cmexam_tune.core.errors import DataError, UserError
+from cmexam_tune.core.review_sheet import Layout, ReviewSheet
 from cmexam_tune.core.schema import Question
 from cmexam_tune.core.written import Written
-from cmexam_tune.inference import annotations, loading, review_sheet
-from cmexam_tune.inference.annotations import FACETS
-from cmexam_tune.inference.review_sheet import ReviewSheet
+from cmexam_tune.inference import annotations, loading
+from cmexam_tune.inference.annotations import FACETS, Proposal
 from cmexam_tune.report.table import Table
 
+SHEET = Layout(
+    "annotate",
+    keys=("question_id", "facet"),
+    before=("question_id", "stem", "options", "facet", "before"),
+    after=("vote",),
+    review=("review",),
+)
+"""The workbook for people, beside one column for each model."""
 EPILOG = """The instruction is the paper's (appendix A.2); only the listed categories and 不符合 are accepted. Several
 models vote. OUT is the questions with what they lacked; beside it: OUT.review.xlsx for people, OUT.report.json, and
 what each model wrote, OUT.MODEL.outputs.jsonl, which grows line by line: a killed run continues. Reviews are kept by
@@ -62,7 +70,7 @@ def annotate(
     proposed = annotations.proposals(asked, texts)
     summary = annotations.report(proposed)
     sheet = _open_review(review, overwrite)  # as it is now: somebody may have gone on with it
-    sheet.update(asked, proposed, names)
+    sheet.update(_rows(asked, proposed), names)
     if sheet.changed:
         cli.note(f"{review}: {sheet.changed} rows are not what they were; the column `changed` says what they held.")
     if sheet.touched:
@@ -73,6 +81,22 @@ def annotate(
     return summary
 
 
+def _rows(questions: Sequence[Question], proposals: Sequence[Proposal]) -> list[dict[str, str]]:
+    known = {question.id: question for question in questions}
+    return [
+        {
+            "question_id": proposal.question_id,
+            "stem": known[proposal.question_id].stem,
+            "options": known[proposal.question_id].option_lines,
+            "facet": proposal.facet,
+            "before": proposal.before or "",
+            **{model: answer or "" for model, answer in proposal.by_model.items()},
+            "vote": proposal.vote or "",
+        }
+        for proposal in proposals
+    ]
+
+
 def _names(models: Sequence[str | Path]) -> list[str]:
     """Return the names that models go by, each of which is a column and part of a file's name."""
     names = [Path(model).name.removesuffix(".yaml") for model in models]
@@ -80,7 +104,7 @@ def _names(models: Sequence[str | Path]) -> list[str]:
         raise UserError(
             f"--config: two models are called {double[0]}, and a model goes by its recipe's name. Rename one."
         )
-    if unusable := [name for name in names if name in review_sheet.COLUMNS or not name.strip(".")]:
+    if unusable := [name for name in names if name in SHEET.columns or not name.strip(".")]:
         raise UserError(
             f"--config: a model cannot be called {unusable[0]!r}, and goes by its recipe's name. Rename it."
         )
@@ -94,12 +118,12 @@ def _open_review(path: Path, overwrite: bool) -> ReviewSheet:
         DataError: something else is there, and `overwrite` is false.
     """
     if not path.exists():
-        return ReviewSheet()
+        return ReviewSheet(SHEET)
     try:
-        return ReviewSheet(path)
+        return ReviewSheet(SHEET, path)
     except DataError as error:
         if overwrite:
-            return ReviewSheet()
+            return ReviewSheet(SHEET)
         raise DataError(
             f"{error} Mend it, move it away, choose another --out, or add --overwrite to replace it."
         ) from None

@@ -6,9 +6,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
+import yaml
+
 from cmexam_tune.core import cli, files, jsonl
 from cmexam_tune.core.cli import File, Flag, Folder
 from cmexam_tune.core.errors import UserError
+from cmexam_tune.core.review_sheet import ReviewSheet
+from cmexam_tune.core.schema import Question
+from cmexam_tune.evaluation import grading, prediction_metadata
+from cmexam_tune.evaluation.prediction_metadata import PredictionMetadata
+from cmexam_tune.interop import predictions as other_tools
+from cmexam_tune.quality import wrong_keys
 from cmexam_tune.quality.findings import (
     DEFAULT_DROP,
     REASONS,
@@ -17,11 +25,16 @@ from cmexam_tune.quality.findings import (
     check_reasons,
     names_of,
 )
+from cmexam_tune.quality.wrong_keys import Suspect
 
+SHEET, ERRATA = "keys.review.xlsx", "errata.yaml"
 EPILOG = f"""writes to DIR, and changes nothing else:
   check.json, check.md, check.html     counts, every finding, the pairs side by side with their differences marked
   <stem>.clean.questions.jsonl         for each of --questions: the questions that are safe to train on
   <stem>.overlap.jsonl                 each pair with its score and reason; `evaluate --overlap` reads it
+  keys.review.xlsx                     with --predictions: questions whose key may be wrong, for a doctor, whose columns
+                                       are verdict ({", ".join(wrong_keys.VERDICTS)}), answer, reviewer, reason
+  errata.yaml                          with --reviewed: what they found; `evaluate --errata` scores with and without
 
 --questions is what you train on; --against are the tests and whatever else must not be in it. Near duplicates are
 found by MinHash over character 5-grams of stem and sorted options (128 permutations), then compared exactly: a
@@ -37,6 +50,8 @@ reasons for --drop: {", ".join(REASONS)}
 examples:
   cmexam-tune check --questions train.questions.jsonl --against val.questions.jsonl test.questions.jsonl --out checked
   cmexam-tune check --questions cmb.questions.jsonl --against test.questions.jsonl --drop exact,near,mojibake --out c
+  cmexam-tune check --questions test.questions.jsonl --predictions a.jsonl b.jsonl c.jsonl --out keys
+  cmexam-tune check --questions test.questions.jsonl --reviewed keys/keys.review.xlsx --out reviewed
 """
 
 
@@ -46,6 +61,8 @@ def check(
     out: str | Path | None = None,
     *,
     drop: Annotated[Sequence[str], Flag("a,b", separator=",")] = DEFAULT_DROP,
+    predictions: Sequence[File] = (),
+    reviewed: File | None = None,
     overwrite: bool = False,
 ) -> Checked:
     """Check question files, and write what was found to the folder `out` where one is given.
@@ -55,7 +72,10 @@ def check(
         against: files whose questions must not be among them, for example the tests.
         out: folder to write to.
         drop: reasons to leave a question out of `<stem>.clean.questions.jsonl`.
-        overwrite: replace files of an earlier call.
+        predictions: what three or more models answered to --questions (one file): where they speak against a key,
+            the question goes into OUT/keys.review.xlsx, for a doctor to judge.
+        reviewed: that workbook, judged: OUT/errata.yaml for `evaluate --errata`.
+        overwrite: replace files of an earlier call; a workbook is never replaced, but added to.
 
     Raises:
         UserError: a file is missing or empty, two have one name, or an output exists and `overwrite` is false.
@@ -68,17 +88,69 @@ def check(
     targets = [] if out is None else _targets(Path(out), list(names)[: len(checked)], overwrite)
     if taken := {path.resolve() for path in targets} & {path.resolve() for path in names.values()}:
         raise UserError(f"{taken.pop()}: would be replaced by the result of its own check. Choose another --out.")
+    suspects = _suspects(checked, predictions)
+    sheet = _sheet(out) if predictions else None
+    errata = _errata(checked, reviewed)
     result = check_files(checked, references, drop)
+    result.suspects = suspects
     if out is not None:
         _write(result, names, Path(out))
+        if sheet is not None:
+            _write_sheet(sheet, suspects, checked[0], Path(out) / SHEET)
+        if reviewed:
+            with files.atomic_write(Path(out) / ERRATA) as handle:
+                yaml.safe_dump(errata, handle, allow_unicode=True, sort_keys=False)
     return result
+
+
+def _suspects(questions: Sequence[Path], predictions: Sequence[str | Path]) -> list[Suspect]:
+    """Return the questions against whose key predictions speak, none without predictions."""
+    if not predictions:
+        return []
+    exam = _exam(questions, "--predictions")
+    graded = {}
+    for path in predictions:
+        metadata = prediction_metadata.read(path) or PredictionMetadata()
+        outputs = other_tools.read(path, exam)
+        graded[str(path)] = grading.grade(exam, outputs, option_order=metadata.option_order, explanations=False)
+    return wrong_keys.suspects(graded)
+
+
+def _exam(questions: Sequence[Path], flag: str) -> list[Question]:
+    if len(questions) != 1:
+        raise UserError(f"{flag}: is about one file of --questions, and {len(questions)} are given.")
+    return list(jsonl.read(questions[0], Question))
+
+
+def _errata(questions: Sequence[Path], sheet: str | Path | None) -> list[dict[str, Any]]:
+    if sheet is None:
+        return []
+    path = files.check_input(sheet, "sheet")
+    return wrong_keys.reviewed(ReviewSheet(wrong_keys.SHEET, path), path.name, _exam(questions, "--reviewed"))
+
+
+def _sheet(out: str | Path | None) -> ReviewSheet:
+    """Return the workbook in a folder, a new one where there is none yet."""
+    path = None if out is None else Path(out) / SHEET
+    return ReviewSheet(wrong_keys.SHEET, path if path and path.exists() else None)
+
+
+def _write_sheet(sheet: ReviewSheet, suspects: Sequence[Suspect], questions: Path, path: Path) -> None:
+    """Put the suspects into the workbook; what people wrote into it stays."""
+    sheet.update(wrong_keys.rows(suspects, list(jsonl.read(questions, Question))))
+    if sheet.touched:
+        with files.atomic_write(path, binary=True) as handle:
+            handle.write(sheet.content())
 
 
 def _targets(out: Path, names: Sequence[str], overwrite: bool) -> list[Path]:
     if out.exists() and not out.is_dir():
         raise UserError(f"{out}: is a file, --out needs a folder.")
     of_files = [f"{name}.{part}" for name in names for part in ("clean.questions.jsonl", "overlap.jsonl")]
-    return [files.check_output(out / name, overwrite) for name in (*of_files, "check.json", "check.md", "check.html")]
+    return [
+        files.check_output(out / name, overwrite)
+        for name in (*of_files, "check.json", "check.md", "check.html", ERRATA)
+    ]
 
 
 def _write(result: Checked, paths: dict[str, Path], out: Path) -> None:

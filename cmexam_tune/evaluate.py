@@ -17,6 +17,7 @@ from cmexam_tune.evaluation.prediction_metadata import PredictionMetadata
 from cmexam_tune.evaluation.scorers import STANDARD, Scorer
 from cmexam_tune.interop import predictions as other_tools
 from cmexam_tune.quality import contamination
+from cmexam_tune.quality import errata as known_errors
 from cmexam_tune.report import building, identity, sections, writing
 from cmexam_tune.report.papers import published_tables
 from cmexam_tune.training.run_directory import log
@@ -75,6 +76,7 @@ def evaluate(
     name: str | Sequence[str] = (),
     overlap: File | None = None,
     metrics: Annotated[Sequence[str], Flag("NAME,...", names=("--metric",), separator=",")] = (),
+    errata: File | None = None,
     latex: bool = False,
     seeds: bool | None = None,
     limit: int | None = None,
@@ -94,6 +96,7 @@ def evaluate(
         name: what the run is called in the report; one name for each of several files, and one more for the baseline.
         overlap: <stem>.overlap.jsonl of `check`: questions that were also elsewhere are scored apart.
         metrics: more numbers: names in `evaluation/metrics`, or modules of your own (my_lab.partly_right).
+        errata: errata.yaml of `check --reviewed`: questions that people found to be wrong are scored apart.
         latex: also write report.tex.
         seeds: whether several files are seeds of one experiment: mean and deviation; default: as the metadata beside
             them say.
@@ -147,7 +150,9 @@ def evaluate(
         selection=selection,
         comparison=compared,
         cut={key: cut for key, items in shown.items() if (cut := grading.truncation(items))},
-        subsets=contamination.subsets(graded[first.name], compared, sources["questions"], overlap),
+        subsets=contamination.subsets(
+            graded[first.name], compared, sources["questions"], overlap, known_errors.read(errata) if errata else ()
+        ),
         **_several_runs(graded, scorer, runs, seeds),
         **_other_scorers(graded[first.name], profile, first.metadata),
     )

@@ -66,6 +66,11 @@ class Question:
                 f"{where}: answer {self.answer!r} names {', '.join(missing)}, options are {''.join(self.options)}."
             )
 
+    @property
+    def option_lines(self) -> str:
+        """The options one a line: `A text`."""
+        return "\n".join(f"{letter} {text}" for letter, text in self.options.items())
+
 
 @dataclass(frozen=True)
 class Turn:

@@ -4,5 +4,5 @@ In: a run folder or a recipe, and questions. Out: a predictions file that grows 
 says what the predictions came from. Start reading in `answering.py`, the way from a question to a line; `records.py`
 is the file, `provenance.py` what it came from, `loading.py` opens a run or recipe and puts its model on the device,
 `sharing.py` lets several processes share the questions. `conversation.py` and `serving/` are chat and the server,
-`request_estimate.py` the dry run, `annotations.py` and `review_sheet.py` what `annotate` asks and people review.
+`request_estimate.py` the dry run, `annotations.py` what `annotate` asks.
 """

@@ -38,12 +38,11 @@ def key(question: Question, facet: str) -> str:
 def request(question: Question, facet: str) -> PromptRequest:
     """Return the published instruction for one question and one facet."""
     names = categories(facet)
-    options = "\n".join(f"{letter} {text}" for letter, text in question.options.items())
     words = (
         f"返回格式限制为某个具体类目的名称即可。共有{len(names)}个类别：{'、'.join(names)}。"
         "假设你是一位医疗行业专家，请判断下面这个题目属于哪个类别，"
         f'若都不符合，则只返回"{NONE}"这个标签.'
-        f'题目信息为"{question.stem}：{options}"。'
+        f'题目信息为"{question.stem}：{question.option_lines}"。'
         f"注意，不需要回答问题本身，只需要返回这个题目与上述{len(names)}个类目中的哪个类目最相关，"
         f"返回{len(names)}个类目中的一个，不需要其他文字。"
     )

@@ -15,6 +15,7 @@ from cmexam_tune.quality.findings import (
     Finding,
     Overlap,
 )
+from cmexam_tune.quality.wrong_keys import Suspect
 from cmexam_tune.report.html_page import Section, in_both, two_languages
 from cmexam_tune.report.table import Table, Text
 
@@ -52,7 +53,27 @@ def tables(result: Checked) -> list[Table]:
         ),
         Table((Text("Finding", "发现"), N), tuple(single), Text("Single questions", "单题问题")),
         *_letters(result),
+        *([_suspects(result.suspects)] if result.suspects else []),
     ]
+
+
+def _suspects(suspects: Sequence[Suspect]) -> Table:
+    lines = tuple(
+        (suspect.question_id, suspect.other or "-", f"{suspect.odds:+.1f}", "; ".join(suspect.signs))
+        for suspect in suspects[:SHOWN]
+    )
+    note = Text(
+        "For a person to judge, in keys.review.xlsx: models that learnt from the same texts share their errors.",
+        "由人在 keys.review.xlsx 中判断：学过同样文本的模型会犯同样的错。",
+    )
+    title = Text(f"Keys that may be wrong ({len(suspects):,})", f"可能有误的标准答案（{len(suspects):,}）")
+    head = (
+        Text("question", "题目"),
+        Text("other answer", "另一答案"),
+        Text("log10 odds", "对数几率"),
+        Text("signs", "迹象"),
+    )
+    return Table(head, lines, title, note)
 
 
 def _letters(result: Checked) -> list[Table]:
@@ -162,8 +183,7 @@ def _finding(finding: Finding, lines: Lines) -> str:
 
 
 def _text(question: Question) -> str:
-    options = "\n".join(f"{letter} {text}" for letter, text in question.options.items())
-    return f"{question.stem}\n{options}\n答案：{question.answer or '未公布'}"
+    return f"{question.stem}\n{question.option_lines}\n答案：{question.answer or '未公布'}"
 
 
 def _marked(a: str, b: str) -> tuple[str, str]:

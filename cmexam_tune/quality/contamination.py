@@ -9,7 +9,7 @@ from cmexam_tune.core.normalise import question_text
 from cmexam_tune.evaluation.breakdowns import Subset, subset
 from cmexam_tune.evaluation.comparison import Comparison
 from cmexam_tune.evaluation.grading import Graded
-from cmexam_tune.quality.errata import doubtful
+from cmexam_tune.quality.errata import Erratum, doubtful
 from cmexam_tune.quality.findings import Overlap, names_of
 
 SAME = ("exact", "contradiction", "near", "stem")
@@ -35,14 +35,22 @@ def touched(path: str | Path, questions: str | Path) -> tuple[set[str], set[str]
 
 
 def subsets(
-    graded: Sequence[Graded], comparison: Comparison | None, questions: Sequence[str | Path], path: str | Path | None
+    graded: Sequence[Graded],
+    comparison: Comparison | None,
+    questions: Sequence[str | Path],
+    path: str | Path | None,
+    errata: Sequence[Erratum] = (),
 ) -> tuple[Subset, ...]:
     """Return the scores with and without what `check` found elsewhere (file `path`) and known errors of the exam.
+
+    `errata` are further ones.
 
     Raises:
         UserError: there is a file of pairs and no file of questions that it could be about.
     """
-    groups = {f"{name} ({text})": ids for (name, text), ids in doubtful(item.question for item in graded).items()}
+    groups = {
+        f"{name} ({text})": ids for (name, text), ids in doubtful((item.question for item in graded), errata).items()
+    }
     if path is not None:
         if len(questions) != 1:
             raise UserError(f"{path}: pairs are of files, so the questions must be given as one file.")

@@ -1,10 +1,12 @@
-"""Known errors of released exams: `errata.yaml`, and what can be seen in a question itself."""
+"""Known errors of released exams: `errata.yaml`, what people found, and what can be seen in a question itself."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+from cmexam_tune.core import documents
+from cmexam_tune.core.errors import DataError
 from cmexam_tune.core.schema import Question
 from cmexam_tune.core.strict import Problems, build
 from cmexam_tune.prompts.question_checks import missing_case
@@ -19,26 +21,42 @@ class Erratum:
     name: str
     source: str
     problem: str
-    ids: tuple[int, ...]
+    ids: tuple[int | str, ...]
     facets: Mapping[str, str] = field(default_factory=dict)
     """What a question with one of these ids must have as well: other exams number their questions too."""
+    reviewer: str | None = None
+    """Who says so."""
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    """Id -> why."""
+    answers: Mapping[str, str] = field(default_factory=dict)
+    """Id -> the right letters, where the key is wrong."""
 
     def hits(self, question: Question) -> bool:
         """Whether the question is one of these."""
-        known = question.id.isdecimal() and len(question.id) < 10 and int(question.id) in self.ids
+        number = int(question.id) if question.id.isdecimal() and len(question.id) < 10 else None
+        known = question.id in self.ids or number in self.ids
         return known and all(question.facets.get(name) == value for name, value in self.facets.items())
 
 
 @cache
 def errata() -> tuple[Erratum, ...]:
     """Return the known errors."""
-    import yaml
+    return read(Path(__file__).with_suffix(".yaml"))
 
-    problems = Problems()
-    values = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
-    known = tuple(build(Erratum, value, "errata", problems) for value in values)
+
+def read(path: str | Path) -> tuple[Erratum, ...]:
+    """Return the errors that a file lists.
+
+    Raises:
+        UserError: the file is missing or no YAML.
+        DataError: it is no list of errata; every problem is named.
+    """
+    problems, values = Problems(), documents.read_yaml(Path(path), "errata")
+    if not isinstance(values, list) or not all(isinstance(value, Mapping) for value in values):
+        raise DataError(f"{path}: a list of errata is needed: `check --reviewed` writes one.")
+    known = tuple(build(Erratum, value, f"[{place}]", problems) for place, value in enumerate(values))
     if problems:
-        raise ValueError("; ".join(problems))
+        raise DataError("\n".join([f"{path} is no list of errata:", *(f"  - {problem}" for problem in problems)]))
     return known
 
 
@@ -49,14 +67,16 @@ def known_problems(question: Question) -> Iterator[tuple[str, str]]:
             yield "known-error", f"{erratum.name}: {erratum.problem}"
 
 
-def doubtful(questions: Iterable[Question]) -> dict[tuple[str, str], set[str]]:
+def doubtful(questions: Iterable[Question], further: Iterable[Erratum] = ()) -> dict[tuple[str, str], set[str]]:
     """Return (erratum, problem) -> ids of the questions that have it; `missing-stem` lacks what it points at.
+
+    Errata of the user's own are `further`.
 
     Only exams that say which exam they are (CMB's facets) are looked at; errata that hit nothing are left out.
     """
     ids: dict[tuple[str, str], set[str]] = {}
     for question in questions:
-        for erratum in errata():
+        for erratum in (*errata(), *further):
             if erratum.hits(question):
                 ids.setdefault((erratum.name, erratum.problem), set()).add(question.id)
         if "exam_class" in question.facets and missing_case(question):

@@ -16,6 +16,7 @@ from cmexam_tune.core.variants import suggest
 from cmexam_tune.prompts import question_checks
 from cmexam_tune.quality.duplicates import Index, Pair, Reason
 from cmexam_tune.quality.errata import known_problems
+from cmexam_tune.quality.wrong_keys import Suspect
 from cmexam_tune.report.table import Text
 
 PAIRS: dict[Reason, Text] = {
@@ -93,6 +94,8 @@ class Checked:
     letters: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     dropped: dict[str, dict[int, str]] = field(default_factory=dict)
     """Name of a checked file -> line -> why the clean file does not have it."""
+    suspects: list[Suspect] = field(default_factory=list)
+    """Questions against whose key predictions speak, where there are any."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return check.json: counts, every finding, and how the answer letters are spread."""
@@ -106,6 +109,7 @@ class Checked:
             "kept": {name: count - len(self.dropped[name]) for name, count in self.questions.items()},
             "letters": self.letters,
             "list": [asdict(finding) for finding in self.findings],
+            "suspects": [asdict(suspect) for suspect in self.suspects],
         }
 
     def count(self, reason: str) -> dict[str, int]:

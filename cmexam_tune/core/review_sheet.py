@@ -1,28 +1,53 @@
-"""The workbook in which people review what models propose. It is theirs: a later run adds to it and takes nothing."""
+"""Workbooks in which people review what programs propose: theirs, a later run adds to one and takes nothing."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cmexam_tune.core import workbooks
 from cmexam_tune.core.errors import DataError
-from cmexam_tune.core.schema import Question
-from cmexam_tune.inference.annotations import Proposal
 
-BEFORE_MODELS = ("question_id", "stem", "options", "facet", "before")
-AFTER_MODELS = ("vote", "review", "changed")
-COLUMNS = (*BEFORE_MODELS, *AFTER_MODELS)
-"""Beside one column for each model. `review` is a person's; `changed` says what a row held when it was reviewed."""
+CHANGED = "changed"
+"""The last column: what a row held when it was reviewed."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The columns of a workbook."""
+
+    program: str
+    """Who writes it, for messages."""
+    keys: tuple[str, ...]
+    """Columns that tell rows apart."""
+    before: tuple[str, ...]
+    """Columns that the program fills, the keys among them, in front of those that depend on the run."""
+    after: tuple[str, ...]
+    """Columns that the program fills behind those."""
+    review: tuple[str, ...]
+    """Columns that people fill."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """All columns that every run has."""
+        return (*self.before, *self.after, *self.review, CHANGED)
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """Columns by which the sheet is known."""
+        return (*self.keys, *self.after[:1], self.review[0])
+
+
 _MAX_CELL = 32_767
 """Characters that a cell can hold."""
 _YELLOW = "FFFFEB9C"
 
 
 class ReviewSheet:
-    """Rows of proposals, one for each question and facet, found by their headings wherever people have moved them."""
+    """Rows of proposals, found by their keys, and columns by their headings, wherever people have moved them."""
 
-    def __init__(self, path: str | Path | None = None) -> None:
+    def __init__(self, layout: Layout, path: str | Path | None = None) -> None:
         """Read the workbook at `path`; None: start a new one.
 
         Raises:
@@ -30,7 +55,7 @@ class ReviewSheet:
         """
         import openpyxl
 
-        self.changed = 0
+        self.layout, self.changed = layout, 0
         """Rows that are not any more what they were."""
         self.touched = path is None
         """Whether anything in the workbook is new."""
@@ -42,19 +67,20 @@ class ReviewSheet:
             self.columns: dict[str, int] = {}
         else:
             with workbooks.opened(Path(path), editable=True) as self.book:
-                self.sheet, self.columns = _find(self.book, path)
+                self.sheet, self.columns = _find(self.book, layout, path)
         self.rows = self._rows(path)
 
-    def _rows(self, path: str | Path | None) -> dict[tuple[str, str], int]:
-        """Return (question, facet) -> row number."""
-        rows: dict[tuple[str, str], int] = {}
+    def _rows(self, path: str | Path | None) -> dict[tuple[str, ...], int]:
+        """Return keys -> row number."""
+        rows: dict[tuple[str, ...], int] = {}
         for row in range(2, self.sheet.max_row + 1):
-            key = (self._text(row, "question_id"), self._text(row, "facet"))
+            key = tuple(self.text(row, name) for name in self.layout.keys)
             if any(key) and (first := rows.setdefault(key, row)) != row:
                 raise DataError(f"{path}: row {row}: {', '.join(key)} is on row {first} already. Delete one of them.")
         return rows
 
-    def _text(self, row: int, name: str) -> str:
+    def text(self, row: int, name: str) -> str:
+        """Return what a cell says."""
         return _text(self.sheet.cell(row, self.columns[name]).value) if name in self.columns else ""
 
     def _write(self, row: int, name: str, text: str) -> None:
@@ -64,28 +90,23 @@ class ReviewSheet:
             cell.data_type = "s"  # a text that starts with = is no formula
         self.touched = True
 
-    def update(self, questions: Sequence[Question], proposals: Sequence[Proposal], models: Sequence[str]) -> None:
-        """Put the proposals in; a row that held something else is flagged in `changed`, with what that was."""
-        known = {question.id: question for question in questions}
-        added = [name for name in (*BEFORE_MODELS, *models, *AFTER_MODELS) if name not in self.columns]
+    def update(self, proposals: Sequence[Mapping[str, str]], models: Sequence[str] = ()) -> None:
+        """Put the proposals in; a row that held something else is flagged in `changed`, with what that was.
+
+        Args:
+            proposals: Column -> text of each row.
+            models: Columns that only this run has.
+        """
+        wanted = (*self.layout.before, *models, *self.layout.after, *self.layout.review, CHANGED)
+        added = [name for name in wanted if name not in self.columns]
         for column, name in enumerate(added, max(self.columns.values(), default=0) + 1):
             self.columns[name] = column
             self._write(1, name, name)
         unasked = dict(self.rows)
         last = self.sheet.max_row  # below notes without a question, too
         for proposal in proposals:
-            question = known[proposal.question_id]
-            cells = {
-                "question_id": question.id,
-                "stem": question.stem,
-                "options": "\n".join(f"{letter} {text}" for letter, text in question.options.items()),
-                "facet": proposal.facet,
-                "before": proposal.before or "",
-                **{model: proposal.by_model[model] or "" for model in models},
-                "vote": proposal.vote or "",
-            }
-            cells = {name: _clean(text) for name, text in cells.items()}
-            row = unasked.pop((cells["question_id"], cells["facet"]), None)
+            cells = {name: _clean(text) for name, text in proposal.items()}
+            row = unasked.pop(tuple(cells[name] for name in self.layout.keys), None)
             if row is None:
                 last += 1
                 for name, text in cells.items():
@@ -98,10 +119,10 @@ class ReviewSheet:
             self._flag(row, ["the questions do not hold this one any more"])
 
     def _replace(self, row: int, cells: dict[str, str]) -> None:
-        reviewed, changes = bool(self._text(row, "review")), []
+        reviewed, changes = any(self.text(row, name) for name in self.layout.review), []
         for name, text in cells.items():
             # Spreadsheet programs change line ends and spaces at the ends of texts.
-            if (before := self._text(row, name)).split() != text.split():
+            if (before := self.text(row, name)).split() != text.split():
                 self._write(row, name, text)
                 if before or reviewed:
                     changes.append(f"{name} was {before or 'empty'}")
@@ -111,10 +132,10 @@ class ReviewSheet:
     def _flag(self, row: int, changes: Sequence[str]) -> None:
         from openpyxl.styles import PatternFill
 
-        before = self._text(row, "changed")
+        before = self.text(row, CHANGED)
         if new := [change for change in changes if change not in before]:
-            self._write(row, "changed", _clean("\n".join(filter(None, [before, *new]))))
-            self.sheet.cell(row, self.columns["changed"]).fill = PatternFill("solid", fgColor=_YELLOW)
+            self._write(row, CHANGED, _clean("\n".join(filter(None, [before, *new]))))
+            self.sheet.cell(row, self.columns[CHANGED]).fill = PatternFill("solid", fgColor=_YELLOW)
             self.changed += 1
 
     def content(self) -> bytes:
@@ -124,16 +145,18 @@ class ReviewSheet:
         return buffer.getvalue()
 
 
-def _find(book: Any, path: str | Path) -> tuple[Any, dict[str, int]]:
+def _find(book: Any, layout: Layout, path: str | Path) -> tuple[Any, dict[str, int]]:
     """Return the sheet with the reviews, and heading -> column number."""
     for sheet in book.worksheets:
         headings = [_text(cell.value) for cell in sheet[1]]
-        if {"question_id", "facet", "vote", "review"} <= {*headings}:
+        if {*layout.needed} <= {*headings}:
             if double := [name for name in headings if name and headings.count(name) > 1]:
                 raise DataError(f"{path}: the column {double[0]!r} is there twice. Rename or delete one of them.")
             return sheet, {name: column for column, name in enumerate(headings, 1) if name}
+    *names, last = layout.needed
     raise DataError(
-        f"{path}: exists and was not written by annotate: no sheet has the columns question_id, facet, vote and review."
+        f"{path}: exists and was not written by {layout.program}: no sheet has the columns {', '.join(names)} and "
+        f"{last}."
     )
 
 

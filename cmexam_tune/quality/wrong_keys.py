@@ -1,0 +1,203 @@
+"""Questions whose key may be wrong, told by what several models answered; a person decides, in a sheet.
+
+Three signs, none of which is proof: able runs agree on another answer, able runs miss the question and weak ones do not
+(item-rest correlation), the exam's own explanation argues for another letter. Models that learnt from the same texts
+share their errors, and an exam that was trained on hides its wrong keys: what is listed is for a person to judge, and
+nothing is left out of a score by these signs alone.
+"""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from cmexam_tune.core.errors import DataError, UserError
+from cmexam_tune.core.review_sheet import Layout, ReviewSheet
+from cmexam_tune.core.schema import Question, letters
+from cmexam_tune.evaluation.grading import Graded
+from cmexam_tune.prompts.question_checks import contradicted
+from cmexam_tune.quality.errata import Erratum
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+FEWEST = 3
+"""Runs from which on their agreement says something."""
+CORRELATED = 5
+"""Runs from which on a correlation over runs says something."""
+PRIOR = 0.02
+"""Share of wrong keys that is expected before anything was answered."""
+_Z = -2.33
+"""One in a hundred questions is below by chance."""
+VERDICTS = ("key wrong", "broken", "key right")
+SHEET = Layout(
+    "check --predictions",
+    keys=("question_id",),
+    before=("question_id", "stem", "options", "key", "explanation"),
+    after=("other answer", "runs", "signs"),
+    review=("verdict", "answer", "reviewer", "reason"),
+)
+"""The workbook for doctors; `verdict` is one of `VERDICTS`, `answer` the right letters of a wrong key."""
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A question whose key may be wrong."""
+
+    question_id: str
+    other: str | None
+    """The answer that the runs agree on against the key, where they do."""
+    votes: Mapping[str, int]
+    """Answer -> runs that gave it."""
+    odds: float
+    """Logarithm (base 10) of the odds that the key is wrong, as if runs erred independently of each other."""
+    correlation: float | None
+    """Item-rest correlation over the runs; None of fewer than `CORRELATED`, or where all answered alike."""
+    signs: tuple[str, ...]
+
+
+def suspects(runs: Mapping[str, Sequence[Graded]]) -> list[Suspect]:
+    """Return the questions with at least one sign, the most suspicious first.
+
+    Args:
+        runs: Name -> graded questions, all of the same in the same order.
+
+    Raises:
+        UserError: too few runs.
+    """
+    if len(runs) < FEWEST:
+        raise UserError(
+            f"--predictions: {len(runs)} files; at least {FEWEST} are needed, or their agreement says nothing."
+        )
+    asked = [items for items in zip(*runs.values(), strict=True) if items[0].question.answer]
+    if not asked:
+        return []
+    import numpy as np
+
+    right = np.array([[float(item.correct) for item in items] for items in asked])
+    # Never certain: a run that was right everywhere could not be outvoted.
+    accuracies = np.clip(right.mean(0), 0.05, 0.95).tolist()
+    judged = [_suspect(items, accuracies, value) for items, value in zip(asked, item_rest(right), strict=True)]
+    found = [suspect for suspect in judged if suspect.signs]
+    return sorted(found, key=lambda suspect: (-suspect.odds, -len(suspect.signs), suspect.question_id))
+
+
+def item_rest(right: "NDArray[np.float64]") -> list[float | None]:
+    """Return for each question the correlation over the runs of being right on it with being right on the others.
+
+    Args:
+        right: [questions, runs], 1 where the run was right. None where all were alike, or of fewer than `CORRELATED`.
+    """
+    import numpy as np
+
+    if right.shape[1] < CORRELATED:
+        return [None] * len(right)
+    rest = right.sum(0) - right
+    own, others = (side - side.mean(1, keepdims=True) for side in (right, rest))
+    scale = np.sqrt((own**2).sum(1) * (others**2).sum(1))
+    products = (own * others).sum(1)
+    return [float(product / size) if size > 0 else None for product, size in zip(products, scale, strict=True)]
+
+
+def _suspect(items: Sequence[Graded], accuracies: Sequence[float], correlation: float | None) -> Suspect:
+    question, answers = items[0].question, [item.answer for item in items]
+    votes = Counter(answer for answer in answers if answer)
+    other, odds = _other(question, answers, accuracies)
+    able = [answer for answer, accuracy in zip(answers, accuracies, strict=True) if accuracy >= fmean(accuracies)]
+    signs = []
+    if other is not None and odds > 0 and able.count(other) >= max(2, len(able) / 2):
+        signs.append(f"{able.count(other)} of the {len(able)} abler runs agree on {other}")
+    if correlation is not None and _below(correlation, len(items)):
+        signs.append(f"abler runs miss it more often (item-rest correlation {correlation:.2f})")
+    if argued := contradicted(question):
+        signs.append(f"its explanation {argued}")
+    return Suspect(question.id, other, dict(votes.most_common()), odds, correlation, tuple(signs))
+
+
+def _other(question: Question, answers: Sequence[str | None], accuracies: Sequence[float]) -> tuple[str | None, float]:
+    """Return the likeliest other answer that a run gave, and the logarithm of the odds that the key is wrong.
+
+    A run gives the right answer as often as it agrees with the key elsewhere, and each wrong letter equally often; so
+    every run votes with the logarithm of its odds.
+    """
+    weights: dict[str, float] = defaultdict(float)
+    wrong = max(len(question.options) - 1, 1)
+    for answer, accuracy in zip(answers, accuracies, strict=True):
+        if answer:
+            weights[answer] += math.log(accuracy * wrong / (1 - accuracy))
+    key = weights.pop(question.answer or "", 0.0)
+    other = max(weights, key=weights.__getitem__, default=None)
+    # Every other letter may be the right one; those that nobody gave have weight 0.
+    odds = [weight - key for weight in weights.values()] + [-key] * max(wrong - len(weights), 0)
+    most = max(odds)
+    total = most + math.log(sum(math.exp(one - most) for one in odds)) + math.log(PRIOR / wrong / (1 - PRIOR))
+    return other, total / math.log(10)
+
+
+def _below(correlation: float, n: int) -> bool:
+    """Return whether a correlation over n runs is too low for chance (Fisher's transformation, one-sided 1%)."""
+    return math.atanh(max(correlation, -0.999999)) * math.sqrt(n - 3) < _Z
+
+
+def rows(found: Sequence[Suspect], questions: Sequence[Question]) -> list[dict[str, str]]:
+    """Return the lines of the sheet."""
+    known = {question.id: question for question in questions}
+    return [
+        {
+            "question_id": suspect.question_id,
+            "stem": known[suspect.question_id].stem,
+            "options": known[suspect.question_id].option_lines,
+            "key": known[suspect.question_id].answer or "",
+            "explanation": known[suspect.question_id].explanation or "",
+            "other answer": suspect.other or "",
+            "runs": ", ".join(f"{answer}: {count}" for answer, count in suspect.votes.items()),
+            "signs": "\n".join(suspect.signs),
+        }
+        for suspect in found
+    ]
+
+
+def reviewed(sheet: ReviewSheet, name: str, questions: Sequence[Question]) -> list[dict[str, Any]]:
+    """Return the entries of errata.yaml that people's verdicts in a sheet come to, one for each reviewer and verdict.
+
+    Args:
+        sheet: The workbook as it came back.
+        name: Its name, which the entries keep.
+        questions: The exam; the sheet may hold no others.
+
+    Raises:
+        DataError: a verdict that is none, one without reviewer or reason, or letters that the question lacks; names the
+            row.
+    """
+    known = {question.id: question for question in questions}
+    entries: dict[tuple[str, str], dict[str, Any]] = {}
+    for (question_id,), row in sorted(sheet.rows.items(), key=lambda pair: pair[1]):
+        verdict, answer, reviewer, reason = (sheet.text(row, column).strip() for column in SHEET.review)
+        if not verdict and not (answer or reason):
+            continue
+        problem = None
+        if verdict not in VERDICTS:
+            problem = f"verdict {verdict!r} is not one of {', '.join(VERDICTS)}"
+        elif question_id not in known:
+            problem = f"question {question_id!r} is not in --questions"
+        elif verdict != "key right" and not (reviewer and reason):
+            problem = "a verdict needs a reviewer and a reason"
+        elif verdict == "key wrong" and not (answer and set(letters(answer)) <= set(known[question_id].options)):
+            problem = f"answer {answer!r}: the right letters are needed, of {''.join(known[question_id].options)}"
+        if problem:
+            raise DataError(f"{name}: row {row}: {problem}.")
+        if verdict == "key right":
+            continue
+        what = "the key is wrong" if verdict == "key wrong" else "the question is broken"
+        entry = entries.setdefault(
+            (reviewer, verdict),
+            asdict(Erratum(f"{name}, {reviewer}", f"reviewed by {reviewer}", what, ())) | {"reviewer": reviewer},
+        )
+        entry["ids"] = [*entry["ids"], question_id]
+        entry["reasons"][question_id] = reason
+        if verdict == "key wrong":
+            entry["answers"][question_id] = letters(answer)
+    return list(entries.values())

@@ -14,7 +14,7 @@ from typing import IO, Annotated, Any
 from cmexam_tune import exams, prompts
 from cmexam_tune.core import cli, jsonl, variants
 from cmexam_tune.core.cli import File, Flag, Folder
-from cmexam_tune.core.errors import ConfigError
+from cmexam_tune.core.errors import ConfigError, DataError
 from cmexam_tune.core.files import check_input, sha256, write_together
 from cmexam_tune.core.progress import Progress
 from cmexam_tune.core.schema import GROUP, Example, Question
@@ -115,13 +115,23 @@ def preprocess(
             job = _Job(module, wanted, FORMATS[format], claim, split)
             reports = {}
             for source in sources:
-                joined = second or exams.find_answers(source, fields, known)
-                clinic = exam == "cmb" and cmb.is_clin(source.path)
-                reports[source.name] = _cases(job, source) if clinic else _questions(job, source, joined)
+                with _named_by_origin(source):
+                    joined = second or exams.find_answers(source, fields, known)
+                    clinic = exam == "cmb" and cmb.is_clin(source.path)
+                    reports[source.name] = _cases(job, source) if clinic else _questions(job, source, joined)
             for report in reports.values() if columns else ():
                 report["map"] = columns
             _write_reports(job, reports, [one.origin for one in others])
     return list(reports.values())
+
+
+@contextlib.contextmanager
+def _named_by_origin(source: Source) -> Iterator[None]:
+    """Name the file in messages as its user knows it: where a zip was unpacked to is gone by then."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(str(error).replace(str(source.path), source.origin)) from None
 
 
 @dataclass(frozen=True)

@@ -139,7 +139,7 @@ def lm_eval(folder: Path, task: Path, name: str, model: str, address: str, *word
     """Run lm-eval and return its samples, whose file `evaluate` reads with the same questions."""
     route = "chat/completions" if "chat" in model else "completions"
     where = f"base_url={address}/{route},model=run,num_concurrent=2,tokenizer={folder / 'tiny'}"
-    out = folder / f"out-{task.name}-{model}"
+    out = folder / f"out-{name}-{model}"
     where = where.rpartition(",tokenizer=")[0] if "chat" in model else where
     run(
         folder, environment("lmeval") / "lm_eval", "--include_path", task, "--tasks", name, "--model", model,

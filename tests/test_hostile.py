@@ -214,6 +214,13 @@ def test_a_damaged_file_is_one_message(kind: str, number: int, tmp_path: Path) -
         assert number % 3  # a byte that nobody looks at
 
 
+def test_a_broken_file_in_a_zip_is_named_by_the_zip(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "exam.zip", "w") as packed:
+        packed.writestr("inner/train.csv", (SAMPLE / "cmexam" / "train.csv").read_bytes() + b'"half')
+    with pytest.raises(DataError, match=r"exam\.zip/inner/train\.csv:\d+: broken CSV"):
+        preprocess("cmexam", [tmp_path / "exam.zip"], tmp_path / "out")
+
+
 def test_a_folder_with_a_name_that_is_no_text(tmp_path: Path) -> None:
     name = os.fsencode(tmp_path) + b"/exam\xff.csv"
     Path(os.fsdecode(name)).write_bytes((SAMPLE / "cmexam" / "train.csv").read_bytes())

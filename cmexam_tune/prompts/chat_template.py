@@ -90,7 +90,8 @@ class ChatTemplate:
             MemoryError,
             RecursionError,
         ) as error:
-            raise ConfigError(f"{title} cannot be filled ({first_line(error)}).") from None
+            remedy = " prompt.template puts a published one in its place." if self.is_models_own else ""
+            raise ConfigError(f"{title} cannot be filled ({first_line(error)}).{remedy}") from None
         if len(text) > MAX_CHARACTERS:
             raise ConfigError(f"{title} makes {len(text):,} characters; {MAX_CHARACTERS:,} are possible.")
         return text

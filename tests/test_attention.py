@@ -79,3 +79,11 @@ def test_under_autocast_the_mask_has_its_type() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         (mask,) = saved_masks(model(attention.ADDITIVE), packed(), WIDTH)
     assert mask.dtype == torch.bfloat16
+
+
+def test_chatglm_keeps_one_mask() -> None:
+    loaded = families.named("chatglm").load(make_config("chatglm").model).model.train()
+    mask, gmask = int(loaded.config.bos_token_id), int(loaded.config.gmask_token_id)
+    row = [*[5] * (WIDTH - 12), gmask, mask, *[7] * 10]
+    saved = saved_masks(loaded, {"input_ids": torch.tensor([row, row])}, WIDTH)
+    assert len(saved) == 1 and loaded.config.num_layers > 1

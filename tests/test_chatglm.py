@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +25,7 @@ from cmexam_tune.core.schema import Turn
 from cmexam_tune.models.adapters.lora import LoRA
 from cmexam_tune.models.adapters.ptuning import PTuning
 from cmexam_tune.models.families import Loaded, chatglm
-from cmexam_tune.models.families.chatglm import quantization, tiny_chatglm
+from cmexam_tune.models.families.chatglm import modeling_v1, quantization, tiny_chatglm
 from cmexam_tune.models.families.chatglm import tokenization as tokens
 from cmexam_tune.models.families.chatglm.authors_prefix import write_authors_prefix
 from cmexam_tune.models.families.chatglm.configuration import ChatGLM2Config, ChatGLMConfig
@@ -491,7 +492,11 @@ def test_every_way_of_answering(release: Any) -> None:
         alone = kit.make_config(
             "chatglm", model=model, generation={"mode": mode, "batch_size": 1}, prompt__max_target_length=8
         )
-        assert {p.question_id: p for p in CHATGLM.answer(release.loaded, questions, alone)} == got
+        for prediction in CHATGLM.answer(release.loaded, questions, alone):
+            # Another batch rounds otherwise, which the last digit of a probability may show.
+            other = got[prediction.question_id]
+            assert replace(prediction, probabilities=None) == replace(other, probabilities=None)
+            assert prediction.probabilities == (other.probabilities and pytest.approx(other.probabilities, rel=2e-3))
 
 
 def test_embedding_must_hold_the_tokenizer(tmp_path: Path) -> None:
@@ -588,3 +593,32 @@ def test_a_damaged_checkpoint_is_one_message(version: str, file: str, content: b
     (tmp_path / "m" / file).write_bytes(content)
     with pytest.raises(UserError, match=str(tmp_path)):
         chatglm.load_model(tmp_path / "m")
+
+
+@pytest.mark.parametrize("two_channels", [True, False])
+@pytest.mark.parametrize("beams", [1, 2])
+def test_positions_are_found_once_and_counted_on(
+    two_channels: bool, beams: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a cache they are found for the whole row again."""
+    model = CHATGLM.load(kit.make_config("chatglm").model).model.eval()
+    model.config.position_encoding_2d = two_channels
+    gmask, sop = model.config.gmask_token_id, model.config.bos_token_id
+    ids = torch.tensor([[3, 3, 9, 11, gmask, sop], [9, 12, 13, 15, gmask, sop]])
+    mask = torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 6])
+    found: list[int] = []
+    rows = modeling_v1.PrefixLMRows.__init__
+
+    def counted(self: Any, *given: Any) -> None:
+        found.append(1)
+        rows(self, *given)
+
+    monkeypatch.setattr(modeling_v1.PrefixLMRows, "__init__", counted)
+
+    def written(use_cache: bool) -> Any:
+        return model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=6, min_new_tokens=6, do_sample=False,
+                              num_beams=beams, use_cache=use_cache)  # fmt: skip
+
+    with_cache = written(True)
+    assert len(found) <= 2, "once for the positions, once for the mask of the prompt"
+    assert torch.equal(with_cache, written(False))

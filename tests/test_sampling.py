@@ -1,8 +1,14 @@
 """Sampling by a seed of each row's own: the right distribution, and the same draws in any batch."""
 
+import dataclasses
+from typing import Any
+
+import kit
+import pytest
 import torch
 from transformers import GenerationConfig
 
+from cmexam_tune.models import families
 from cmexam_tune.models.generation import sampling
 
 
@@ -46,3 +52,43 @@ def test_a_row_draws_the_same_in_any_batch() -> None:
 def test_without_sampling_nothing_changes() -> None:
     chosen = GenerationConfig(num_beams=3)  # type: ignore[no-untyped-call]
     assert sampling.split_sampling(chosen) == (chosen, None)
+
+
+STOPS = ("\n问：", "</s>", "USER:", "答案是 ", "。")
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen", "chatglm", "chatglm2", "spaces"])
+def test_stop_texts_end_rows_at_the_token_that_completes_them(family: str) -> None:
+    """Beside decoding all rows for every token; rows that have ended and pieces without the end are left alone."""
+    name = "llama" if family == "spaces" else family
+    config = kit.make_config({"qwen": "llama", "chatglm2": "chatglm"}.get(name, name))
+    model = dataclasses.replace(config.model, model_name_or_path=kit.checkpoint(name))
+    tokenizer = families.named(model.family).load(model).tokenizer
+    stops = STOPS if family == "spaces" else (*STOPS[:3], STOPS[4])
+    texts = ["先看\n问：什么", "USER 不是 USER: 是", "答案是 A，其余不是", "没有。有", "什么都没有", "a</s> b USER:"]
+    rows = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    width, pad = 3, int(tokenizer.pad_token_id or 0)
+    ids = torch.tensor([[5] * width + row + [pad] * (max(map(len, rows)) - len(row)) for row in rows])
+    criterion = sampling.StopText(tokenizer, [stops] * len(rows), width)
+    decoded: list[int] = []
+    inner = tokenizer.batch_decode
+
+    def counted(new: torch.Tensor, **options: Any) -> list[str]:
+        decoded.append(len(new))
+        return inner(new, **options)
+
+    tokenizer.batch_decode = counted
+    first: dict[int, int] = {}
+    expected: dict[int, int] = {}
+    for end in range(width + 1, ids.shape[1] + 1):
+        for row, ended in enumerate(criterion(ids[:, :end], None).tolist()):
+            if ended:
+                first.setdefault(row, end)
+        for row, text in enumerate(
+            inner(ids[:, width:end], skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        ):
+            if sampling.first_stop(text, stops) is not None:
+                expected.setdefault(row, end)
+    assert first == expected and len(expected) > 2
+    if family != "spaces":
+        assert sum(decoded) < ids[:, width:].numel() / 2

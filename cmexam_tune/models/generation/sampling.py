@@ -28,6 +28,7 @@ from cmexam_tune import prompts
 from cmexam_tune.config import Config
 from cmexam_tune.config.settings import GenerationOptions
 from cmexam_tune.core.errors import ConfigError, first_line
+from cmexam_tune.evaluation.answer_parsing import HALF
 from cmexam_tune.models.precision import check_numbers
 
 LETTERS = 32
@@ -166,21 +167,42 @@ def first_stop(text: str, stops: Iterable[str]) -> int | None:
 
 
 class StopText(StoppingCriteria):
-    """Ends a row whose last tokens hold a stop text; transformers' own needs a vocabulary with Latin letters."""
+    """Ends a row whose newest token completes a stop text; transformers' own needs a vocabulary with Latin letters."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stops: Sequence[Sequence[str]], width: int) -> None:
         """Take the stop texts of each prompt, some of which may have none, and the width of the prompts."""
         self.tokenizer, self.stops, self.width = tokenizer, stops, width
         # A token holds at least one byte, and two more may hold the ends of a character.
         self.tail = 2 + max(len(stop.encode()) for row in stops for stop in row)
+        self._ends = {stop[-1] for row in stops for stop in row}
+        # Also what stands in a row that has ended, where nothing has to be looked at any more.
+        self._silent = set(tokenizer.all_special_ids)
+        self._completing: dict[int, bool] = {}
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
         """Return [batch] booleans for ids [batch, prompt + new]."""
-        new = input_ids[:, self.width :][:, -self.tail :]
-        texts = self.tokenizer.batch_decode(new, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        beams = len(texts) // len(self.stops)
-        ended = [first_stop(text, self.stops[row // beams]) is not None for row, text in enumerate(texts)]
+        beams = len(input_ids) // len(self.stops)
+        rows = [
+            row
+            for row, token in enumerate(input_ids[:, -1].tolist())
+            if self.stops[row // beams] and self._may_complete(token)
+        ]
+        ended = [False] * len(input_ids)
+        if rows:
+            new = input_ids[rows, self.width :][:, -self.tail :]
+            texts = self.tokenizer.batch_decode(new, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+            for row, text in zip(rows, texts, strict=True):
+                ended[row] = first_stop(text, self.stops[row // beams]) is not None
         return torch.tensor(ended, device=input_ids.device)
+
+    def _may_complete(self, token: int) -> bool:
+        """Return whether a token can hold the end of a stop text."""
+        if token not in self._completing:
+            piece = str(self.tokenizer.decode([token], clean_up_tokenization_spaces=False))
+            # Alone a token may lose its space, or be a part of a character.
+            unclear = not piece or HALF in piece or any(end.isspace() for end in self._ends)
+            self._completing[token] = token not in self._silent and (unclear or not self._ends.isdisjoint(piece))
+        return self._completing[token]
 
 
 class ThinkingBudget(StoppingCriteria):

@@ -23,6 +23,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.output_capturing import capture_outputs
 
 from cmexam_tune.core.errors import UserError
+from cmexam_tune.models import attention
 from cmexam_tune.models.families.chatglm.configuration import ChatGLMConfig
 
 RESIDUAL_SCALE = (2 * 28) ** 0.5
@@ -323,6 +324,8 @@ class ChatGLMModel(ChatGLMPreTrainedModel):
         positions, visible = positions_and_mask(
             self.config, input_ids, attention_mask, position_ids, seen=seen, length=hidden_states.shape[1]
         )
+        if visible is not None:
+            visible = attention.additive(visible, hidden_states.dtype)
         tables = self.tables(positions, hidden_states.dtype)
         for block in self.layers:
             hidden_states = block(
@@ -427,11 +430,25 @@ class ChatGLMForCausalLM(ChatGLMPreTrainedModel, GenerationMixin):
         return torch.ones(inputs_tensor.shape[:2], dtype=torch.long, device=inputs_tensor.device)
 
     def prepare_inputs_for_generation(self, input_ids: torch.Tensor, **kwargs: Any) -> dict[str, Any]:
-        """Add the positions of the tokens that are fed; they depend on the whole row, so beams may change places."""
-        mask = kwargs.get("attention_mask")
+        """Add the positions of the tokens that are fed, `[b, 2, s]`.
+
+        Behind the prompt they only count on. So its last ones are kept with the cache; beams, which change places, have
+        those of their prompt in common.
+        """
+        mask, cache = kwargs.get("attention_mask"), kwargs.get("past_key_values")
         kwargs.pop("position_ids", None)
         inputs: dict[str, Any] = super().prepare_inputs_for_generation(input_ids, **kwargs)
+        width, fed = input_ids.shape[1], inputs["input_ids"].shape[1]
+        if cache is not None and cache.get_seq_length() and hasattr(cache, "end_of_prompt"):
+            place, last = cache.end_of_prompt
+            steps = torch.arange(width - fed + 1 - place, width + 1 - place, device=last.device)
+            still = torch.zeros_like(steps)
+            channels = [still, steps] if self.config.position_encoding_2d else [steps, still]
+            inputs["position_ids"] = last + torch.stack(channels)
+            return inputs
         real = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else real_tokens(mask)
         positions = PrefixLMRows(self.config, input_ids, real).positions()
-        inputs["position_ids"] = positions[..., -inputs["input_ids"].shape[1] :]
+        if cache is not None:
+            cache.end_of_prompt = width, positions[..., -1:]
+        inputs["position_ids"] = positions[..., -fed:]
         return inputs

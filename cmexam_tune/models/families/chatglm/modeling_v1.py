@@ -440,7 +440,7 @@ class ChatGLMForCausalLM(ChatGLMPreTrainedModel, GenerationMixin):
         inputs: dict[str, Any] = super().prepare_inputs_for_generation(input_ids, **kwargs)
         width, fed = input_ids.shape[1], inputs["input_ids"].shape[1]
         end_of_prompt = getattr(cache, "end_of_prompt", None)
-        if end_of_prompt is not None and cache.get_seq_length():
+        if cache is not None and end_of_prompt is not None and cache.get_seq_length():
             place, last = end_of_prompt
             steps = torch.arange(width - fed + 1 - place, width + 1 - place, device=last.device)
             still = torch.zeros_like(steps)

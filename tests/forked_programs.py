@@ -76,6 +76,28 @@ def group(name: str, words: list[str], count: int = 2, hook: Hook | None = None)
     return [Program(name, words, hook, RANK=str(rank), LOCAL_RANK=str(rank), **common) for rank in range(count)]
 
 
+def start(command: list[str], processes: int, hook: Hook | None = None) -> list[Program]:
+    """Start a program and its words, as torchrun does where there are several processes."""
+    name, *words = command
+    return [Program(name, words, hook)] if processes == 1 else group(name, words, processes, hook)
+
+
+def finish(command: list[str], processes: int) -> str:
+    """Run a program to its end; return what the first process noted."""
+    ended = [program.wait(1200) for program in start(command, processes)]
+    assert {code for code, _, _ in ended} == {0}, ended[0][2][-3000:]
+    return ended[0][2]
+
+
+def die(command: list[str], processes: int, hook: Hook) -> None:
+    """Run a program whose first process kills itself; the launcher then kills the others."""
+    first, *others = start(command, processes, hook)
+    first.process.join(400)
+    assert first.process.exitcode == -signal.SIGKILL, first.err.read_text()
+    for program in others:
+        program.kill()
+
+
 def die_at_step(step: int) -> None:
     """Make training kill itself when it has logged a step and not yet saved it."""
     from cmexam_tune.training.callbacks import JsonlLog

@@ -63,6 +63,14 @@ def test_every_row_has_a_recipe_and_every_recipe_an_entry() -> None:
             assert max(row.published.get("accuracy", 0), row.published.get("accuracy_macro", 0)) > 0, row.recipe
 
 
+@pytest.mark.parametrize("page", ["released.md", "released.zh.md"])
+def test_every_row_is_in_the_table_of_rows(page: str) -> None:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8").rpartition("\n## ")[2]
+    rows = PAPER_ROWS - entries.NOTHING_TO_RUN.keys()
+    assert sorted(row for row in rows if row.split(" (")[0] not in text) == []
+    assert all((ROOT / "tests" / name).is_file() for name in re.findall(r"`(?:tests/)?(test_\w+\.py)`", text))
+
+
 @pytest.mark.parametrize("path", RECIPES, ids=NAMES)
 def test_it_loads_strictly_and_says_what_it_is(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = config.load_config(path)

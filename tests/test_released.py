@@ -251,13 +251,39 @@ def test_alibi_by_hand() -> None:
     assert torch.allclose(attention.o_proj(torch.cat(heads, -1)), captured["out"][0], atol=1e-5)
 
 
-def test_alibi_in_bfloat16_keeps_the_distances() -> None:
-    """Where a text is 1,000 tokens long, 8 bits count single columns no more; distances to the last token they do."""
-    steps = torch.arange(600, 1000)
-    by_column = (baichuan.slopes(8)[0] * steps).bfloat16()
-    by_distance = (baichuan.slopes(8)[0] * (steps - 999)).bfloat16()
-    assert by_column[-16:].unique().numel() < 12
-    assert by_distance[-16:].unique().numel() == 16
+def add_by_column(base: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Forward pre-hook: the scores as the released code holds them, slope times column in bfloat16."""
+    columns = kwargs["attention_mask"].shape[-1]
+    by_column = baichuan.slopes(base.config.num_attention_heads).bfloat16()[:, None, None] * torch.arange(columns)
+    later = torch.ones(columns, columns, dtype=torch.bool).triu(1)
+    scores = by_column.bfloat16().expand(-1, columns, columns)
+    kwargs["attention_mask"] = scores.masked_fill(later, torch.finfo(torch.bfloat16).min)[None]
+    return args, kwargs
+
+
+@pytest.mark.parametrize("kind", ["baichuan_alibi", "baichuan2_alibi"])
+def test_alibi_in_half_precision(kind: str) -> None:
+    """Of 1,024 tokens the second half against float32; what docs/released.md says of both ways to count."""
+    sizes = {"hidden_size": 80, "num_attention_heads": 5, "intermediate_size": 160, "vocab_size": 400}
+    ids = torch.randint(3, 400, (2, 1024), generator=torch.Generator().manual_seed(0))
+
+    def logits(dtype: torch.dtype, columns: bool = False) -> torch.Tensor:
+        model = make(kind, positions=1024, num_hidden_layers=3, **sizes).to(dtype)
+        if columns:
+            model.model.register_forward_pre_hook(add_by_column, with_kwargs=True)
+        with torch.no_grad():
+            return model(input_ids=ids).logits[:, 512:].float()  # type: ignore[no-any-return]
+
+    exact = logits(torch.float32)
+    error = {dtype: (logits(dtype) - exact).abs().mean() / exact.std() for dtype in (torch.bfloat16, torch.float16)}
+    by_column = logits(torch.bfloat16, columns=True)
+    print(kind, error, (by_column - exact).abs().mean() / exact.std())
+    assert error[torch.bfloat16] < 0.01
+    assert error[torch.float16] < 0.002
+    assert (by_column - exact).abs().mean() / exact.std() > 0.1
+    same = [(other.argmax(-1) == exact.argmax(-1)).float().mean() for other in (logits(torch.bfloat16), by_column)]
+    assert same[0] > 0.95
+    assert same[1] < 0.8
 
 
 def test_flash_attention_has_no_alibi(tmp_path: Path) -> None:

@@ -13,31 +13,13 @@ from typing import Any
 import forked_programs
 import pytest
 import training_kit
+from forked_programs import die, finish, start
 
 from cmexam_tune import config, tiny
 
 pytest.importorskip("torch")
 
 from cmexam_tune.training import checkpoints
-
-
-def start(
-    command: list[str], processes: int, hook: forked_programs.Hook | None = None
-) -> list[forked_programs.Program]:
-    """Start a program and its words, as torchrun does where there are several processes."""
-    name, *words = command
-    return (
-        [forked_programs.Program(name, words, hook)]
-        if processes == 1
-        else forked_programs.group(name, words, processes, hook)
-    )
-
-
-def finish(command: list[str], processes: int) -> str:
-    """Run a program to its end; return what the first process noted."""
-    ended = [program.wait(1200) for program in start(command, processes)]
-    assert {code for code, _, _ in ended} == {0}, ended[0][2][-3000:]
-    return ended[0][2]
 
 
 def adapter(out: Path) -> bytes:
@@ -158,15 +140,6 @@ def test_killed_after_a_step_was_logged(folder: Path, name: str) -> None:
     assert f"resuming from {broken}/checkpoint-{4 if name == 'plain' else 2}" in noted
     assert adapter(broken) == adapter(whole)
     assert losses(broken) == losses(whole)
-
-
-def die(command: list[str], processes: int, hook: forked_programs.Hook) -> None:
-    """Run a program whose first process kills itself; the launcher then kills the others."""
-    first, *others = start(command, processes, hook)
-    first.process.join(400)
-    assert first.process.exitcode == -signal.SIGKILL, first.err.read_text()
-    for program in others:
-        program.kill()
 
 
 def test_sigterm_saves_a_checkpoint_and_the_same_command_goes_on(folder: Path) -> None:

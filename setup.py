@@ -11,6 +11,8 @@ assert VERSION is not None
 SERVE = ["fastapi>=0.115", "uvicorn>=0.30"]
 # Before 1.55 the async client repeats a broken connection never, or for ever.
 ENDPOINT = ["openai>=1.55.3"]
+# TRL needs Python 3.11; 1.16 is what the trainers here were written against.
+RL = ['trl>=1.16,<2; python_version >= "3.11"']
 NOTEBOOKS = ["ipykernel>=6.29", "ipywidgets>=8.1", "matplotlib>=3.9", "nbclient>=0.10", "pandas>=2.2"]
 
 setup(
@@ -64,6 +66,7 @@ setup(
             *ENDPOINT,
             *SERVE,
             *NOTEBOOKS,
+            *RL,
             "bitsandbytes>=0.46",
             "jsonschema>=4.20",
             "mypy>=1.15",
@@ -77,6 +80,7 @@ setup(
         "endpoint": ENDPOINT,
         "plots": ["matplotlib>=3.7"],
         "4bit": ["bitsandbytes>=0.46"],
+        "rl": RL,
         "serve": SERVE,
         "notebooks": NOTEBOOKS,
         "modelscope": ["modelscope>=1.40"],

@@ -65,7 +65,7 @@ def ready(job):
     settings = recipe(job)
     torch.set_num_threads(job["threads"])
     Path(job["out"]).mkdir(parents=True, exist_ok=True)
-    args = arguments.build(settings.training, Path(job["out"]), settings.model.dtype)
+    args = arguments.build(settings, Path(job["out"]))
     torch.manual_seed(1)
     family, method = run.parts(settings)
     questions = list(train.question_files(settings)[0])

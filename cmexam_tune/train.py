@@ -12,6 +12,7 @@ from cmexam_tune.core import cli, jsonl, libraries
 from cmexam_tune.core.cli import Flag, Override, Recipe
 from cmexam_tune.core.errors import ConfigError, UserError
 from cmexam_tune.quality import contamination
+from cmexam_tune.training import objectives
 from cmexam_tune.training.data.questions import QuestionFiles
 from cmexam_tune.training.run_directory import run as runs
 from cmexam_tune.training.run_directory import starting
@@ -77,8 +78,9 @@ def decide_evaluation(config: Config) -> Config:
     values = training.arguments
     evaluates = values.get("eval_strategy", "no") != "no"
     metric = values.get("metric_for_best_model", "loss" if values.get("load_best_model_at_end") else None)
-    if metric not in (None, "loss", "eval_loss", "exam_accuracy", "eval_exam_accuracy"):
-        raise ConfigError(f"training.metric_for_best_model={metric}: known are loss and exam_accuracy.")
+    known = ["loss"] * objectives.named(training.objective).has_validation_loss + ["exam_accuracy"]
+    if metric is not None and str(metric).removeprefix("eval_") not in known:
+        raise ConfigError(f"training.metric_for_best_model={metric}: known are {' and '.join(known)}.")
     if training.early_stopping_patience is not None:
         if metric is None or not evaluates:
             raise ConfigError(

@@ -14,10 +14,10 @@ pytest.importorskip("torch")
 
 from transformers import Trainer, TrainingArguments
 
-from cmexam_tune.training import trainer
+from cmexam_tune.training import safe_trainer
 from cmexam_tune.training.trainer import ExamTrainer
 
-TRAINING = Path(trainer.__file__).parent
+TRAINING = Path(safe_trainer.__file__).parent
 OVERRIDDEN = {
     "_save_checkpoint": ["self", "model", "trial"],
     "_load_from_checkpoint": ["self", "resume_from_checkpoint", "model"],
@@ -73,13 +73,37 @@ def test_private_attributes() -> None:
 
 
 def test_no_other_file_of_training_looks_inside() -> None:
-    """Private attributes of anything but `self` (`cls`, `super()`) stand in `trainer.py` only, but for one."""
+    """Private attributes of anything but `self` (`cls`, `super()`) stand in `safe_trainer.py` only, but for two."""
+    allowed = {("arguments.py", "arguments", "_n_gpu"), ("policy_trainer.py", "trainer", "_generate_single_turn")}
     for path in TRAINING.rglob("*.py"):
-        if path.name == "trainer.py":
+        if path.name == "safe_trainer.py":
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.endswith("__"):
                 owner = ast.unparse(node.value)
-                if (path.name, owner, node.attr) == ("arguments.py", "arguments", "_n_gpu"):
-                    continue
-                assert owner.startswith(("self", "cls")), f"{path.name}:{node.lineno}: {owner}.{node.attr}"
+                inside = owner.startswith(("self", "cls", "super")) or (path.name, owner, node.attr) in allowed
+                assert inside, f"{path.name}:{node.lineno}: {owner}.{node.attr}"
+
+
+def test_what_is_private_in_trl() -> None:
+    """What `trl_trainer.py`, `policy_trainer.py` and `preference_trainer.py` override or read in TRL's trainers."""
+    trl = pytest.importorskip("trl")
+    grpo, dpo = trl.GRPOTrainer, trl.DPOTrainer
+    assert {"_send_telemetry", "create_model_card"} <= {name for cls in grpo.__mro__ for name in vars(cls)}
+    signatures = {
+        grpo._generate_and_score_completions: ["self", "inputs"],
+        grpo._generate_single_turn: [
+            "self", "prompt_ids", "images", "multimodal_fields", "num_generations", "has_tool_images",
+        ],
+        dpo._prepare_dataset: ["self", "dataset", "processing_class", "args", "dataset_name"],
+    }  # fmt: skip
+    for function, names in signatures.items():
+        assert list(inspect.signature(function).parameters) == names
+    scoring = source(grpo._generate_and_score_completions)
+    assert 'self._logs["rewards"][name].extend(rewards_per_func[:, i].tolist())' in scoring, "gathered, group by group"
+    assert '"advantages": advantages' in scoring and '"completion_mask": completion_mask' in scoring
+    assert "self.rollout_func(prompts, self)" in source(grpo._generate)
+    assert 'required_keys = {"prompt_ids", "completion_ids", "logprobs"}' in source(grpo._generate)
+    assert 'model.add_adapter("ref", default_config)' in source(grpo.__init__)
+    assert '"ref" if "ref" in' in source(dpo.compute_ref_log_probs), "without the copy the base is the reference"
+    assert '"prompt_ids"' in source(dpo._set_signature_columns_if_needed)

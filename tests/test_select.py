@@ -92,7 +92,7 @@ def test_supervised(files: Path) -> None:
         "kept": 5, "repeated": 4, "wrong": 8, "unreadable": 4, "unfinished": 1, "argues-otherwise": 1,
         "no-explanation": 1, "held-out": 4, "explanation-contradicts": 4,
     }  # fmt: skip
-    assert sum(funnel["outputs"].values()) == 32
+    assert sum(funnel["outputs"].values()) == 32 and funnel["outputs_right"] == 9
     assert [row["id"] for row in rows] == ["q:0", "q:0#2", "q:2", "q:4", "q:7"]
     assert rows[0]["explanation"] == "因为丙对。"
     source = rows[1]["source"]

@@ -36,10 +36,25 @@ _TYPES: Mapping[str, Any] = {
 _DOCUMENTED = re.compile(r"^( +)(\w+):? ?\((`[^\n]*)\):\n((?:\1 [^\n]*\n|\n)+)", re.MULTILINE)
 
 
+TRL_FILES = {"GRPOConfig": "trainer/grpo_config.py", "DPOConfig": "trainer/dpo_config.py"}
+"""Where TRL keeps the arguments of its trainers; what they add to transformers' for all trainers is nothing new."""
+
+
 @functools.cache
-def training() -> Mapping[str, Any]:
-    """Return the fields of `transformers.TrainingArguments` with their annotations (Any: no type of YAML)."""
-    body = _body("training_args.py", "TrainingArguments")
+def training(trl_config: str | None = None) -> Mapping[str, Any]:
+    """Return the fields of `transformers.TrainingArguments` with their annotations (Any: no type of YAML).
+
+    Args:
+        trl_config: a class of TRL whose fields are added.
+
+    Raises:
+        ConfigError: TRL is needed and not installed.
+    """
+    hints = _fields(_body("training_args.py", "TrainingArguments"))
+    return hints if trl_config is None else {**hints, **_fields(_body(TRL_FILES[trl_config], trl_config, "trl"))}
+
+
+def _fields(body: list[ast.stmt]) -> dict[str, Any]:
     narrowed, documented = get_type_hints(TrainingArguments, include_extras=True), _documented(body)
     hints: dict[str, Any] = {}
     for node in body:
@@ -65,9 +80,9 @@ def generation() -> Mapping[str, Any]:
 
 
 @functools.cache
-def arguments(section: str) -> type:
-    """Return the class by which names of transformers in a section are checked: `training` or `generation`."""
-    names = {"training": training, "generation": generation}[section]()
+def arguments(section: str, trl_config: str | None = None) -> type:
+    """Return the class by which names of the libraries in a section are checked: `training` or `generation`."""
+    names = training(trl_config) if section == "training" else generation()
     return TypedDict(section, names, total=False)  # type: ignore[operator, no-any-return]
 
 
@@ -96,13 +111,14 @@ def _type(text: str) -> Any:
 
 
 @functools.cache
-def _body(file: str, name: str) -> list[ast.stmt]:
-    """Return what stands in a class of transformers."""
-    spec = importlib.util.find_spec("transformers")
+def _body(file: str, name: str, package: str = "transformers") -> list[ast.stmt]:
+    """Return what stands in a class of transformers or TRL."""
+    spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
-        raise ConfigError("transformers is not installed: pip install transformers")
+        extra = "'cmexam_tune[rl]' (Python 3.11 or later)" if package == "trl" else package
+        raise ConfigError(f"{package} is not installed: pip install {extra}")
     path = Path(spec.origin).parent / file
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ClassDef) and node.name == name:
             return node.body
-    raise ConfigError(f"{path}: has no class {name}. Install a version of transformers named in constraints.txt.")
+    raise ConfigError(f"{path}: has no class {name}. Install a version of {package} named in constraints.txt.")

@@ -15,7 +15,7 @@ import yaml
 
 from cmexam_tune.config import installed_versions
 from cmexam_tune.config.overrides import parse_override, rename_aliases
-from cmexam_tune.config.settings import SECTIONS, Config, TuningConfig
+from cmexam_tune.config.settings import SECTIONS, Config, TrainingConfig, TuningConfig
 from cmexam_tune.core import documents, variants
 from cmexam_tune.core.errors import ConfigError, UserError
 from cmexam_tune.core.strict import Problems, build
@@ -264,9 +264,25 @@ def _with_arguments(section: str, values: Mapping[str, Any], problems: Problems)
         for key, value in values.items()
         if key not in own
     }
-    checked = build(installed_versions.arguments(section), foreign, section, problems, also=own)
+    try:
+        known = installed_versions.arguments(section, _trl_config(section, values, problems))
+    except ConfigError as error:
+        problems.add("training.objective", f"{values.get('objective')} needs TRL, and {error}")
+        known = installed_versions.arguments(section)
+    checked = build(known, foreign, section, problems, also=own)
     arguments = foreign if checked is None else {key: checked[key] for key in foreign}
     return {**{key: value for key, value in values.items() if key in own}, "arguments": arguments}
+
+
+def _trl_config(section: str, values: Mapping[str, Any], problems: Problems) -> str | None:
+    """Return the class of TRL whose names the section `training` may hold."""
+    name = values.get("objective", TrainingConfig.objective)
+    if section != "training" or not isinstance(name, str):
+        return None
+    if not _check_variant("objectives", name, "training.objective", problems):
+        return None
+    trl_config: str | None = variants.the_class("objectives", name).trl_config
+    return trl_config
 
 
 def dump_config(config: Config) -> str:

@@ -202,10 +202,13 @@ class TuningConfig:
 
 @dataclass(frozen=True, config=STRICT)
 class TrainingConfig:
-    """How to train; every other name is one of `transformers.TrainingArguments` and goes there as it is."""
+    """How to train; every other name goes as it is to `transformers.TrainingArguments`, or TRL's GRPO- or DPOConfig."""
 
+    objective: str = "sft"
+    """What is learnt from: sft (completions of known answers), grpo (rewards of sampled outputs) or dpo (pairs of
+    outputs): a file in `cmexam_tune/training/objectives/`."""
     global_batch_size: Length | None = None
-    """Questions for each optimizer step, on any number of processes; sets the accumulation steps."""
+    """Questions (dpo: pairs) for each optimizer step, on any number of processes; sets the accumulation steps."""
     packing: bool = False
     """Several questions in one row, each seeing only itself; same loss, no padding."""
     max_tokens_per_batch: Count | None = None

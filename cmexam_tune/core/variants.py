@@ -15,11 +15,12 @@ from typing import Any, Literal
 
 from cmexam_tune.core.errors import ConfigError
 
-Folder = Literal["exams", "families", "tuning", "scorers", "metrics"]
+Folder = Literal["exams", "families", "tuning", "objectives", "scorers", "metrics"]
 PACKAGES: dict[Folder, str] = {
     "exams": "cmexam_tune.exams",
     "families": "cmexam_tune.models.families",
     "tuning": "cmexam_tune.models.adapters",
+    "objectives": "cmexam_tune.training.objectives",
     "scorers": "cmexam_tune.evaluation.scorers",
     "metrics": "cmexam_tune.evaluation.metrics",
 }
@@ -27,6 +28,7 @@ PROTOCOLS: dict[Folder, str] = {
     "exams": "Exam",
     "families": "Family",
     "tuning": "Method",
+    "objectives": "Objective",
     "scorers": "ScorerModule",
     "metrics": "MetricModule",
 }

@@ -26,7 +26,7 @@ from cmexam_tune.prompts import STYLES, order
 from cmexam_tune.prompts.styles import Style
 from cmexam_tune.quality.contamination import SAME
 from cmexam_tune.quality.findings import check_files, names_of
-from cmexam_tune.rewards.strict_answer import Statement, answer_place
+from cmexam_tune.rewards import Statement, answer_place
 from cmexam_tune.rewards.terms import Judged, argues
 
 Make = Literal["sft", "pairs", "pool"]
@@ -93,7 +93,7 @@ class Verdict:
     @property
     def right(self) -> bool:
         """Whether the output is finished, right, and argues for what it answers."""
-        return self.outcome == KEPT
+        return self.outcome in (KEPT, "repeated")
 
 
 @dataclass
@@ -282,7 +282,7 @@ def _made(
             return "too-hard" if rate < low else "too-easy", [], verdicts
         return KEPT, [({**dataclasses.asdict(question), "pass_rate": rate}, [])], verdicts
     verdicts = _without_repetitions(verdicts)
-    right = [verdict for verdict in verdicts if verdict.right]
+    right = [verdict for verdict in verdicts if verdict.outcome == KEPT]
     if not right:
         return "none-right", [], verdicts
     if wanted.make == "sft":
@@ -327,7 +327,7 @@ def _without_repetitions(verdicts: Sequence[Verdict]) -> list[Verdict]:
     result = []
     for verdict in verdicts:
         text = verdict.sample.text.strip()
-        repeated = verdict.right and text in seen
+        repeated = verdict.outcome == KEPT and text in seen
         seen.add(text)
         result.append(dataclasses.replace(verdict, outcome="repeated") if repeated else verdict)
     return result

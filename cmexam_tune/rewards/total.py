@@ -10,6 +10,8 @@ from cmexam_tune.rewards.terms import TERMS, Judged, Output
 
 DECISIVE = "exact"
 """The term that says right or wrong: a group in which it is the same for all outputs teaches nothing."""
+FADING = "partial"
+"""The term that `partial_steps` is about."""
 
 
 @dataclass(frozen=True)
@@ -26,13 +28,14 @@ class Reward:
         weights = {name: float(getattr(self.config, name)) for name in TERMS}
         return {name: weight for name, weight in weights.items() if weight or name == DECISIVE}
 
+    def term(self, name: str, question: Question, output: Output | str, step: int = 0) -> float:
+        """Return what one term gives, not weighted; `partial` fades from step to step."""
+        value = TERMS[name](Judged.of(question, output, self.place))
+        return value * self.fade(step) if name == FADING else value
+
     def terms(self, question: Question, output: Output | str, step: int = 0) -> dict[str, float]:
-        """Return what each term that counts gives, not weighted; `partial` fades from step to step."""
-        judged = Judged.of(question, output, self.place)
-        values = {name: TERMS[name](judged) for name in self.weights}
-        if "partial" in values:
-            values["partial"] *= self.fade(step)
-        return values
+        """Return what each term that counts gives, not weighted."""
+        return {name: self.term(name, question, output, step) for name in self.weights}
 
     def fade(self, step: int) -> float:
         """Return what is left of `partial` at a training step: 1 at first, 0 from `partial_steps` on."""

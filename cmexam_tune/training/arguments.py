@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,10 @@ from cmexam_tune.config import Config, PromptConfig, TrainingConfig, recipe_fold
 from cmexam_tune.core import cli, documents
 from cmexam_tune.core.errors import ConfigError, first_line
 from cmexam_tune.core.variants import suggest
-from cmexam_tune.models import adapters, checkpoint, device
+from cmexam_tune.models import adapters, checkpoint, device, families
 from cmexam_tune.models.adapters import Method
 from cmexam_tune.models.prefix import MODULE
+from cmexam_tune.training import objectives
 from cmexam_tune.training.data.sampler import Layout
 
 MAX_BUCKET = 500_000_000
@@ -26,27 +27,24 @@ MAX_BUCKET = 500_000_000
 STAGES = ("zero2", "zero3", "zero3_offload")
 
 
-def build(training: TrainingConfig, output_dir: Path, weights_dtype: str = "auto") -> TrainingArguments:
+def build(config: Config, output_dir: Path) -> TrainingArguments:
     """Return the arguments of the Trainer, with what the card and this project decide filled in.
 
-    A step of the Trainer is a whole optimizer step here (the micro-batches are run inside it), so its own
-    accumulation is 1; `global_batch_size` is kept by the batches.
-
     Args:
-        training: the config's section.
+        config: the experiment.
         output_dir: the run folder.
-        weights_dtype: of the frozen weights, as `model.dtype` names it.
 
     Raises:
-        ConfigError: values that transformers or the card refuses.
+        ConfigError: values that the library or the card refuses.
     """
-    values = _values(training, Card.here(bool(training.arguments.get("use_cpu"))), weights_dtype)
+    objective = objectives.named(config.training.objective)
+    values = _values(config, objective, Card.here(bool(config.training.arguments.get("use_cpu"))))
     if values.get("deepspeed"):
         values["deepspeed"] = str(deepspeed_path(str(values["deepspeed"])))
         _single_process_environment()
-    arguments = _construct(output_dir, values)
+    arguments = _construct(objective, output_dir, values)
     # It has chosen what is compared and how often. At the end the Trainer would look for files that it writes itself;
-    # `ExamTrainer.load_best` reads ours.
+    # `SafeTrainer.load_best` reads ours.
     arguments.load_best_model_at_end = False
     if arguments.world_size == 1 and arguments.n_gpu > 1:
         cli.note(
@@ -60,11 +58,11 @@ def build(training: TrainingConfig, output_dir: Path, weights_dtype: str = "auto
     return arguments
 
 
-def _values(training: TrainingConfig, card: "Card", weights_dtype: str) -> dict[str, Any]:
+def _values(config: Config, objective: objectives.Objective, card: "Card") -> dict[str, Any]:
     """Return the keyword arguments of `TrainingArguments`: the recipe's, with what the card and this project decide."""
-    values = dict(training.arguments)
-    values |= choose_precision(values, card, weights_dtype)
-    values.pop("gradient_accumulation_steps", None)
+    values = {**objective.defaults, **config.training.arguments}
+    values |= choose_precision(values, card, config.model.dtype)
+    values["gradient_accumulation_steps"] = accumulation(config, objective)
     if values["fp16"]:
         # A fused optimizer looks for infinite gradients by itself: nobody would know that it has skipped a step, and
         # the learning rate would go on without it.
@@ -92,9 +90,33 @@ def _values(training: TrainingConfig, card: "Card", weights_dtype: str) -> dict[
     return values
 
 
-def _construct(output_dir: Path, values: Mapping[str, Any]) -> TrainingArguments:
+def accumulation(config: Config, objective: objectives.Objective) -> int:
+    """Return over how many micro-batches the Trainer is to sum gradients.
+
+    A step of our own trainer is a whole optimizer step (the micro-batches are run inside it); TRL's count by
+    themselves, and `global_batch_size` has to come out even.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    if objective.trl_config is None:
+        return 1
+    values, questions = config.training.arguments, config.training.global_batch_size
+    if questions is None:
+        return int(values.get("gradient_accumulation_steps", 1))
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    micro, rows = int(values.get("per_device_train_batch_size", 8)), questions * objective.rows_per_question(config)
+    if rows % (micro * world):
+        raise ConfigError(
+            f"training.global_batch_size={questions}: a step has {rows} rows (outputs, pairs), which is no multiple of "
+            f"training.per_device_train_batch_size={micro} x {world} processes. Change one of them."
+        )
+    return rows // (micro * world)
+
+
+def _construct(objective: objectives.Objective, output_dir: Path, values: Mapping[str, Any]) -> TrainingArguments:
     try:
-        arguments = TrainingArguments(output_dir=str(output_dir), **values)
+        arguments = _class_of(objective)(output_dir=str(output_dir), **values)
         if arguments.torch_compile_mode is not None:  # else looked at in the first step
             torch.compile(lambda: None, mode=arguments.torch_compile_mode)
         untyped: Any = integrations
@@ -103,6 +125,15 @@ def _construct(output_dir: Path, values: Mapping[str, Any]) -> TrainingArguments
     except checkpoint.LOADING as error:
         raise ConfigError(f"training: {first_line(error)}") from None
     return arguments
+
+
+def _class_of(objective: objectives.Objective) -> Callable[..., TrainingArguments]:
+    if objective.trl_config is None:
+        return TrainingArguments
+    import trl
+
+    trl_class: Callable[..., TrainingArguments] = getattr(trl, objective.trl_config)
+    return trl_class
 
 
 def check(config: Config, card: "Card", model: Any) -> None:
@@ -117,13 +148,14 @@ def check(config: Config, card: "Card", model: Any) -> None:
         ConfigError: values that transformers, the tuning method or the card refuses.
     """
     check_supported(config)
-    values = _values(config.training, card, config.model.dtype)
+    objective = objectives.named(config.training.objective)
+    values = _values(config, objective, card)
     if values.get("deepspeed"):
         deepspeed_path(str(values.pop("deepspeed")))
     # transformers would wait for the other processes that a launcher starts, and look for the card.
     alone = {name: os.environ.pop(name) for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK") if name in os.environ}
     try:
-        arguments = _construct(Path(config.out), values | {"use_cpu": True, "bf16": False, "fp16": False})
+        arguments = _construct(objective, Path(config.out), values | {"use_cpu": True, "bf16": False, "fp16": False})
         Trainer.get_optimizer_cls_and_kwargs(arguments, model)
     except checkpoint.LOADING as error:
         raise ConfigError(f"training: {first_line(error)}") from None
@@ -148,6 +180,7 @@ def check_supported(config: Config) -> None:
     if values.get("fsdp"):
         raise ConfigError("training.fsdp: not supported here. To share out weights set training.deepspeed=zero3.")
     method.check(values)
+    objectives.named(config.training.objective).check(config, families.named(config.model.family), method)
 
 
 # Number formats

@@ -21,7 +21,7 @@ from cmexam_tune.models import device
 from cmexam_tune.training.run_directory.log import read_log
 
 if TYPE_CHECKING:
-    from cmexam_tune.training.trainer import ExamTrainer
+    from cmexam_tune.training.safe_trainer import SafeTrainer
 
 
 EVALUATED = {
@@ -80,7 +80,7 @@ def is_broken(value: Any) -> bool:
 class Screen(TrainerCallback):
     """Shows how far training is, with loss, learning rate and memory; as a context it takes its bar away at the end."""
 
-    def __init__(self, trainer: "ExamTrainer") -> None:
+    def __init__(self, trainer: "SafeTrainer") -> None:
         self.trainer = trainer
         self._progress: Progress | None = None
         self._started, self._tokens = 0.0, 0
@@ -96,7 +96,8 @@ class Screen(TrainerCallback):
         """Count the step."""
         if self._progress is not None:
             rate = f"lr {kwargs['optimizer'].param_groups[0]['lr']:.1e}"
-            self._progress.move(state.global_step - self._progress.done, f"{self._loss()}, {rate}, {self._usage()}")
+            facts = f"{self.trainer.shown()}, {rate}, {self._usage()}"
+            self._progress.move(state.global_step - self._progress.done, facts)
 
     def on_evaluate(
         self, args: Any, state: Any, control: Any, metrics: dict[str, float] | None = None, **kwargs: Any
@@ -112,13 +113,9 @@ class Screen(TrainerCallback):
             self._progress.close()
             took = duration(time.monotonic() - self._started)
             steps = f"{state.global_step:,} of {state.max_steps:,} steps"
-            self._progress.say(f"trained {steps} in {took}: last {self._loss()}, {self._usage()}")
+            self._progress.say(f"trained {steps} in {took}: last {self.trainer.shown()}, {self._usage()}")
             if skipped := self.trainer.monitor.skipped:
                 self._progress.say(f"{skipped} steps were skipped by loss scaling: their gradients exceeded float16")
-
-    def _loss(self) -> str:
-        skipped = self.trainer.monitor.skipped
-        return f"loss {self.trainer.last_loss:.4f}" + (f" ({skipped} steps skipped)" if skipped else "")
 
     def _usage(self) -> str:
         rate = (self.trainer.tokens_done - self._tokens) / max(time.monotonic() - self._started, 1e-9)
@@ -143,23 +140,24 @@ def peak_memory() -> int:
 class StopOnRequest(TrainerCallback):
     """Saves a checkpoint and ends training after the step in which any process was asked to stop."""
 
-    def __init__(self, trainer: "ExamTrainer") -> None:
+    def __init__(self, trainer: "SafeTrainer") -> None:
         self.trainer = trainer
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         """Ask the Trainer to save and stop."""
-        if self.trainer.stop_agreed and state.global_step < state.max_steps:
+        resumable = state.global_step % self.trainer.resumable_every == 0
+        if resumable and self.trainer.stop_agreed and state.global_step < state.max_steps:
             control.should_save = control.should_training_stop = True
             self.trainer.interrupted = True
         return control
 
 
 @contextlib.contextmanager
-def signals(trainer: "ExamTrainer") -> Iterator[None]:
+def signals(trainer: "SafeTrainer") -> Iterator[None]:
     """Turn SIGTERM and the first Ctrl-C into a request to stop; a second Ctrl-C interrupts at once.
 
     A handler runs in the middle of anything, and perhaps on one process only. So it leaves a flag, and the processes
-    agree on it in the next step (`ExamTrainer._check_loss`): all of them save the same checkpoint.
+    agree on it in the next step (`SafeTrainer.judge_step`): all of them save the same checkpoint.
     """
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may handle signals; a notebook's thread is interrupted by its own means

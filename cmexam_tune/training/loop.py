@@ -11,21 +11,19 @@ from transformers import EarlyStoppingCallback, PrinterCallback, TrainingArgumen
 from transformers.integrations import deepspeed as hf_deepspeed
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 
-from cmexam_tune.config import Config, ModelConfig
+from cmexam_tune.config import ModelConfig
 from cmexam_tune.core import cli, files
 from cmexam_tune.core.errors import ConfigError, TrainingStopped, UserError, first_line
 from cmexam_tune.models import checkpoint
 from cmexam_tune.models.adapters import Method
 from cmexam_tune.models.families import Family, Loaded
 from cmexam_tune.training import arguments as arguments_of
-from cmexam_tune.training import callbacks, checkpoints, estimate, monitor, processes, selfcheck
-from cmexam_tune.training.data.batches import TrainingData
-from cmexam_tune.training.data.encoding import Encoder, truncation_table
+from cmexam_tune.training import callbacks, checkpoints, objectives, processes, selfcheck
 from cmexam_tune.training.data.questions import QuestionFiles
-from cmexam_tune.training.data.sampler import Layout
+from cmexam_tune.training.objectives import Task
 from cmexam_tune.training.run_directory import log, starting
 from cmexam_tune.training.run_directory import run as runs
-from cmexam_tune.training.trainer import ExamTrainer
+from cmexam_tune.training.safe_trainer import SafeTrainer
 
 
 def fit(
@@ -57,7 +55,7 @@ def fit(
     """
     config = run.config
     arguments_of.check_supported(config)
-    args = arguments_of.build(config.training, run.path, config.model.dtype)
+    args = arguments_of.build(config, run.path)
     first, device = args.process_index == 0, arguments_of.Card.here(args.use_cpu).name
 
     processes.check_shared(run.path)
@@ -82,10 +80,7 @@ def fit(
     loaded = Loaded(model, base.tokenizer)
 
     cache = Path(config.data.cache_dir) if config.data.cache_dir else run.path / starting.CACHE
-    encoder = Encoder(config.prompt, config.model, family, loaded, cache, config.data.num_workers)
-    layout = arguments_of.layout(config.training, config.prompt, args.world_size)
-    data = _load_data(encoder, train, validation, layout, args)
-    trainer = _make_trainer(config, family, loaded, args, data)
+    trainer = _make_trainer(Task(config, family, loaded, args, train, validation, cache))
     with contextlib.ExitStack() as stack:
         if first:
             cli.note(trainer.summary(train.paths))
@@ -131,44 +126,30 @@ def _unpartitioned(args: TrainingArguments) -> Iterator[None]:
         untyped.set_hf_deepspeed_config(args.hf_deepspeed_config)
 
 
-def _load_data(
-    encoder: Encoder, train: QuestionFiles, validation: QuestionFiles, layout: Layout, args: TrainingArguments
-) -> TrainingData:
-    # The first process encodes and writes the cache, the others read it.
-    with args.main_process_first(desc="encoding"):
-        encoded = encoder.encode(train)
-        held_out = encoder.encode(validation) if validation else None
-    unlabelled = [i for i, num_targets in enumerate(encoded.num_targets) if num_targets == 0]
-    monitor.refuse_unlabelled(encoded.table.select(unlabelled)["question_id"][:])
-    if args.process_index == 0:
-        cli.note(truncation_table(encoded.truncation, encoder.prompt))
-    return TrainingData(encoded, layout, held_out, list(validation), train.mixture)
-
-
-def _make_trainer(
-    config: Config, family: Family, loaded: Loaded, args: TrainingArguments, data: TrainingData
-) -> ExamTrainer:
+def _make_trainer(task: Task) -> SafeTrainer:
     try:
-        trainer = ExamTrainer(config, family, loaded, args, data)
+        trainer = objectives.named(task.config.training.objective).trainer(task)
         trainer.try_optimizer()
     except torch.OutOfMemoryError as error:
-        raise checkpoint.unloadable(config.model.model_name_or_path, error) from None
+        raise checkpoint.unloadable(task.config.model.model_name_or_path, error) from None
+    except (UserError, TrainingStopped):
+        raise
     except checkpoint.LOADING as error:
         # What `report_to`, `optim`, `lr_scheduler_type` or `fsdp` ask for is not installed or cannot be. The Trainer
         # has made its folder.
         with contextlib.suppress(OSError):
-            Path(str(args.output_dir)).rmdir()
+            Path(str(task.arguments.output_dir)).rmdir()
         raise ConfigError(f"training: {first_line(error)}") from None
     trainer.remove_callback(DEFAULT_PROGRESS_CALLBACK)  # another class in a notebook
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(callbacks.JsonlLog(trainer.run_folder / log.LOG))
     trainer.add_callback(callbacks.StopOnRequest(trainer))
-    if config.training.early_stopping_patience is not None:
-        trainer.add_callback(EarlyStoppingCallback(config.training.early_stopping_patience))
+    if task.config.training.early_stopping_patience is not None:
+        trainer.add_callback(EarlyStoppingCallback(task.config.training.early_stopping_patience))
     return trainer
 
 
-def _take_steps(trainer: ExamTrainer, resume: Path | None) -> dict[str, float]:
+def _take_steps(trainer: SafeTrainer, resume: Path | None) -> dict[str, float]:
     """Take the steps that are left; return the Trainer's metrics.
 
     Raises:
@@ -183,10 +164,7 @@ def _take_steps(trainer: ExamTrainer, resume: Path | None) -> dict[str, float]:
         try:
             result = trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
         except torch.OutOfMemoryError as error:
-            message = estimate.out_of_memory(
-                trainer.config, trainer.unwrapped_model, trainer.data, trainer.args.world_size, error
-            )
-            raise UserError(message) from error
+            raise UserError(trainer.out_of_memory(error)) from error
         except checkpoint.LOADING as error:
             # Only before its first step can a failure be the checkpoint's.
             if (
@@ -207,11 +185,11 @@ def _take_steps(trainer: ExamTrainer, resume: Path | None) -> dict[str, float]:
     return dict(result.metrics)
 
 
-def _finish(run: runs.Run, trainer: ExamTrainer, method: Method, metrics: dict[str, float]) -> None:
+def _finish(run: runs.Run, trainer: SafeTrainer, method: Method, metrics: dict[str, float]) -> None:
     """Write what training leaves, the Trainer's state last: its presence says that all is there."""
     state_dict = trainer.state_dict_on_rank0()
     args = trainer.args
-    metrics["padding"] = trainer.data.sampler(0, args.world_size).padding()
+    metrics["padding"] = trainer.padding()
     metrics["tokens_per_second"] = trainer.tokens_done / max(float(metrics.get("train_runtime", 0)), 1e-9)
     if trainer.state.best_metric is not None:
         metrics["best_metric"] = trainer.state.best_metric

@@ -1,7 +1,8 @@
 """What can go wrong silently while training, noticed at the step where it happens and explained."""
 
 import math
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from cmexam_tune.core.errors import TrainingStopped
@@ -85,6 +86,55 @@ class TrainingMonitor:
         saved = f"\nThe state before this step is in {checkpoint}." if checkpoint else ""
         problem = self.problem or "another process has stopped (its message says why)."
         return TrainingStopped(f"step {step}, questions {ids}: {problem}{saved}")
+
+
+RECENT = 20
+"""Generations over which groups without signal are looked at."""
+FEW_TEACH = 0.8
+"""Share of groups without signal above which the user is told."""
+
+
+@dataclass
+class PolicyMonitor(TrainingMonitor):
+    """Judges steps on sampled outputs. On policy the loss is 0 whatever is learnt: rewards say whether anything is."""
+
+    tell: Callable[[str], None] = print
+    seen: dict[str, float] = field(default_factory=dict)
+    """Of the last generation, for the screen."""
+    _silent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+    """Share of groups without signal in the last generations."""
+    _told: bool = False
+
+    def on_groups(self, seen: dict[str, float], silent: float) -> None:
+        """Judge the groups of a generation; `silent` is the share of those whose outputs are all right or all wrong."""
+        self.seen = {**seen, "no signal": silent}
+        self._silent.append(silent)
+        share = sum(self._silent) / len(self._silent)
+        if len(self._silent) < RECENT:
+            return
+        if share == 1:
+            self._report(
+                f"in {RECENT} generations no question had both right and wrong outputs, so nothing is learnt",
+                "Choose questions that are sometimes answered right (`cmexam-tune select --make pool`), raise "
+                "training.num_generations or training.temperature, or check that prompt.style is the one that the "
+                "model answers in.",
+            )
+        elif share > FEW_TEACH and not self._told:
+            self._told = True
+            self.tell(
+                f"warning: in the last {RECENT} generations {100 * share:.0f}% of the questions had only right or only "
+                "wrong outputs and taught nothing; `cmexam-tune select --make pool` finds questions that do."
+            )
+
+    def on_loss(self, loss: float, step_targets: int) -> None:
+        """Judge the loss of a step: only whether it is a number."""
+        if not math.isfinite(loss):
+            super().on_loss(loss, step_targets)
+
+    def on_grad_norm(self, norm: float | None, skipped: bool = False) -> None:
+        """Judge the norm of all gradients: 0 is right where no group had a signal."""
+        if norm or (self._silent and self._silent[-1] < 1):
+            super().on_grad_norm(norm, skipped)
 
 
 def refuse_unlabelled(ids: Sequence[str]) -> None:

@@ -16,12 +16,12 @@ from cmexam_tune.training import checkpoints
 from cmexam_tune.training.run_directory import run as runs
 
 if TYPE_CHECKING:
-    from cmexam_tune.training.trainer import ExamTrainer
+    from cmexam_tune.training.safe_trainer import SafeTrainer
 
 
 def save_and_verify(
     adapter: Path,
-    trainer: "ExamTrainer",
+    trainer: "SafeTrainer",
     method: Method,
     state_dict: Mapping[str, torch.Tensor],
     card: runs.Card,
@@ -68,7 +68,7 @@ def save_and_verify(
 
 
 @torch.no_grad()
-def _check_logits(saved: Path, trainer: "ExamTrainer", method: Method, state_dict: Mapping[str, torch.Tensor]) -> None:
+def _check_logits(saved: Path, trainer: "SafeTrainer", method: Method, state_dict: Mapping[str, torch.Tensor]) -> None:
     """Zero the trained parameters, read them back from `saved`, and compare the logits of one question.
 
     Zeroed first: parameters that `method.load` forgets would otherwise still be right in memory.

@@ -39,6 +39,8 @@ class Method(ABC):
     """Whether what is trained stands in front of the keys and values of each layer."""
     trains_beside_4bit: ClassVar[bool] = False
     """Whether the base may lie in weights of 4 bits."""
+    learns_by_trl: ClassVar[bool] = False
+    """Whether TRL's trainers can train it (`training.objective` grpo and dpo)."""
     highest_learning_rate: ClassVar[float] = math.inf
     """Above it a training is warned: methods that change the model's own weights use 1e-5 to 1e-3."""
 

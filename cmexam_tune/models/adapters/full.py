@@ -26,6 +26,7 @@ class Full(Method):
 
     Settings: ClassVar[type[Any]] = Settings
     standalone = True
+    learns_by_trl = True
     highest_learning_rate = 5e-3
 
     def attach(self, model: "PreTrainedModel", family: Family, settings: Any) -> "PreTrainedModel":

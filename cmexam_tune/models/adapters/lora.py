@@ -72,6 +72,7 @@ class LoRA(Method):
     merges = True
     averages = True
     trains_beside_4bit = True
+    learns_by_trl = True
     highest_learning_rate = 5e-3
 
     def attach(self, model: "PreTrainedModel", family: Family, settings: Any) -> "PreTrainedModel":

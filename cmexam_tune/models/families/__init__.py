@@ -44,6 +44,8 @@ class Family(ABC):
     only_answers: ClassVar[bool] = False
     """Whether nothing is loaded, trained or exported, because the model is behind an address: such a family needs no
     `encode` and no `collate`."""
+    learns_by_trl: ClassVar[bool] = False
+    """Whether TRL's trainers can train it: they patch the forward pass of decoders that transformers has."""
     runs_in_ollama: ClassVar[bool] = False
     """Whether an exported model comes with a Modelfile."""
 

@@ -36,6 +36,7 @@ class Llama(Writer):
     loads_in_4bit: ClassVar[bool] = True
     reads_gguf: ClassVar[bool] = True
     runs_in_ollama: ClassVar[bool] = True
+    learns_by_trl: ClassVar[bool] = True
 
     def open(self, model: ModelConfig, questions: Iterable[Question] | None, device: str) -> Loaded:
         """Load a decoder; an adapter in `model.adapter_name_or_path` is merged into it.

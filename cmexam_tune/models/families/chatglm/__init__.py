@@ -50,6 +50,7 @@ class ChatGLM(llama.Llama):
     lora_targets: ClassVar[tuple[str, ...]] = ("query_key_value",)
     prefix_shifts_positions: ClassVar[bool] = False
     takes_authors_prefix: ClassVar[bool] = True
+    learns_by_trl = False
     runs_in_ollama: ClassVar[bool] = False
     reads_gguf: ClassVar[bool] = False
 

@@ -1,0 +1,75 @@
+"""GRPO (arXiv 2402.03300) by TRL: answers are sampled, and those that the key judges better become more probable."""
+
+import importlib.util
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from cmexam_tune import prompts
+from cmexam_tune.config import Config
+from cmexam_tune.core import cli
+from cmexam_tune.core.errors import ConfigError, DataError
+from cmexam_tune.models.adapters import Method
+from cmexam_tune.models.families import Family
+from cmexam_tune.rewards import Reward, answer_place
+from cmexam_tune.training.objectives import Objective, Task
+
+if TYPE_CHECKING:
+    from cmexam_tune.training.safe_trainer import SafeTrainer
+
+GENERATIONS = 8
+"""TRL's own default."""
+
+
+class GRPO(Objective):
+    """Reinforcement by the terms of the section `reward`."""
+
+    trl_config: ClassVar[str | None] = "GRPOConfig"
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "scale_rewards": "none",
+        "loss_type": "dr_grpo",
+        "epsilon_high": 0.28,
+        "disable_dropout": True,
+        # Weights of the terms stand in the section `reward`.
+        "log_completions": False,
+    }
+
+    def check(self, config: Config, family: Family, method: Method) -> None:
+        """Refuse what TRL or the strict reader cannot do."""
+        super().check(config, family, method)
+        style = prompts.resolve_style(config.prompt)
+        if "{letters}" not in style.write:
+            raise ConfigError(
+                f"prompt.style={style.name}: its completions state no letters, so no output could earn a reward. Use "
+                "answer, cmb_answer, cmb_cot or answer_explain."
+            )
+        if "reward_weights" in config.training.arguments:
+            raise ConfigError("training.reward_weights: the weights of the terms stand in the section reward.")
+        values = config.training.arguments
+        if values.get("use_vllm") and values.get("vllm_mode") != "server" and not importlib.util.find_spec("vllm"):
+            # It pins a torch and a transformers of its own; see docs/verdicts.md.
+            raise ConfigError(
+                "training.use_vllm: vLLM is not installed here, and hardly can be: it pins other versions. Start "
+                "`trl vllm-serve` in an environment of its own and set training.vllm_mode=server."
+            )
+
+    def rows_per_question(self, config: Config) -> int:
+        """Return how many outputs are sampled for a question."""
+        return int(config.training.arguments.get("num_generations") or GENERATIONS)
+
+    def trainer(self, task: Task) -> "SafeTrainer":
+        """Return the trainer of sampled outputs."""
+        from cmexam_tune.training.policy_trainer import PolicyTrainer
+
+        questions = list(task.train)
+        if unanswered := [question.id for question in questions if question.answer is None]:
+            raise DataError(
+                f"{', '.join(task.train.paths)}: {len(unanswered):,} questions have no answer, the first is "
+                f"{unanswered[0]}; no output for them could be judged. Leave them out."
+            )
+        place = answer_place(prompts.resolve_style(task.config.prompt))
+        if place == "start" and task.arguments.process_index == 0:
+            cli.note(
+                "note: the style states the answer before its explanation, so what is rewarded is the answer alone; "
+                "cmb_cot reasons first"
+            )
+        return PolicyTrainer(task, questions, Reward(task.config.reward, place))

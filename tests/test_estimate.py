@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import forked_programs
 import pytest
 import training_kit
 
@@ -107,21 +108,18 @@ def test_memory_by_stage(folder: Path, tmp_path: Path) -> None:
     assert less["zero3"] - (need["zero3_offload"] - held["zero3"]) == pytest.approx(trained * 16 / 4, abs=4)
 
 
-LOOK = """
-import sys
-from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
-from cmexam_tune.train import train
+def print_buffers() -> None:
+    """Let DeepSpeed's optimizer print how many bytes its buckets hold."""
+    from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 
-setup = DeepSpeedZeroOptimizer.setup_buckets
+    setup = DeepSpeedZeroOptimizer.setup_buckets
 
-def look(self):
-    setup(self)
-    buffers = [buffer for bucket in self.ipg_buckets.values() for buffer in bucket.buffer]
-    print("held", sum(buffer.numel() * buffer.element_size() for buffer in buffers))
+    def setup_and_print(self: Any) -> None:
+        setup(self)
+        buffers = [buffer for bucket in self.ipg_buckets.values() for buffer in bucket.buffer]
+        print("held", sum(buffer.numel() * buffer.element_size() for buffer in buffers))
 
-DeepSpeedZeroOptimizer.setup_buckets = look
-train(sys.argv[1])
-"""
+    DeepSpeedZeroOptimizer.setup_buckets = setup_and_print
 
 
 def test_buffers_are_those_that_deepspeed_holds(folder: Path, tmp_path: Path) -> None:
@@ -131,14 +129,15 @@ def test_buffers_are_those_that_deepspeed_holds(folder: Path, tmp_path: Path) ->
     )
     path = tmp_path / "zero2.yaml"
     path.write_text(config.dump_config(settings), encoding="utf-8")
-    command = [sys.executable, "-c", LOOK, str(path)]
-    done = subprocess.run(command, env=training_kit.ENVIRONMENT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    code, printed, noted = forked_programs.Program(
+        "train", ["--config", str(path)], print_buffers, DS_ACCELERATOR="cpu"
+    ).wait()
+    assert code == 0, noted
     module, _ = runs.parts(settings)
     model: Any = module.load(settings.model, device="meta").model
     trained = sum(p.numel() for p in model.parameters())
     assert trained > 2**16
-    held = {line for line in done.stdout.splitlines() if line.startswith("held")}
+    held = {line for line in printed.splitlines() if line.startswith("held")}
     assert held == {f"held {estimate.buffers(estimate.ModelSize.of(model, generates=True))['zero2']}"}
 
 

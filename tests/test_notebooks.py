@@ -44,6 +44,7 @@ def test_quickstart(tmp_path: Path) -> None:
     assert (tmp_path / "quickstart_out" / "head_bert" / "seed1" / "report" / "report.html").is_file()
 
 
+@pytest.mark.slow
 def test_cmexam(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if (REAL / "val.csv").is_file():
         monkeypatch.setenv("CMEXAM_DATA", str(REAL))

@@ -270,6 +270,7 @@ def test_lora_from_their_commands(
     assert len(list(jsonl.read(tmp_path / "o" / "LLaMA-CMExam-1.jsonl", Prediction))) == 6
 
 
+@pytest.mark.slow
 def test_ptuning_from_their_scripts(raw: Path, model: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DATA", str(raw))

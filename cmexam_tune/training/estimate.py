@@ -288,7 +288,9 @@ def seconds(size: ModelSize, tokens: int, *, checkpointing: bool) -> float:
 def measured_rate(hidden: int) -> float:
     """Return the operations per second of a matrix product of this width, measured here for a moment."""
     place, dtype = device.place(), device.half_precision() or torch.float32
-    left = torch.rand(1024, hidden, device=place, dtype=dtype)
+    # As wide as the model's own products; few rows fill a CPU, which would need seconds for as many as a card.
+    rows = 1024 if device.is_accelerated() else 64
+    left = torch.rand(rows, hidden, device=place, dtype=dtype)
     right = torch.rand(hidden, 4 * hidden, device=place, dtype=dtype)
     (left @ right).sum().item()  # the first product of a process also loads its kernels
     started, turns = time.perf_counter(), 0
@@ -297,7 +299,7 @@ def measured_rate(hidden: int) -> float:
             product = left @ right
         product[0, 0].item()  # waits for the card
         turns += 4
-    return turns * 2 * 1024 * hidden * 4 * hidden / (time.perf_counter() - started)
+    return turns * 2 * rows * hidden * 4 * hidden / (time.perf_counter() - started)
 
 
 def memory(size: ModelSize, working: int, world: int, card: arguments.Card | None = None) -> dict[str, int]:

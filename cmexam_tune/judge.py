@@ -16,6 +16,7 @@ from cmexam_tune.core.cli import File, Flag, Folder, Override
 from cmexam_tune.core.errors import DataError, UserError
 from cmexam_tune.core.schema import Case, Prediction
 from cmexam_tune.core.written import Written
+from cmexam_tune.evaluation import prediction_metadata
 from cmexam_tune.inference import loading, provenance
 from cmexam_tune.inference.records import ResumableFile, meta_path
 from cmexam_tune.prompts import dialogue
@@ -100,6 +101,9 @@ def judge(
         raise UserError("judge: nothing was judged. Name a judge with --config, or a sheet with --import.")
     axes = [Text(key, axis.name) for key, axis in rules.axes.items()]
     found = results.summary(judged, work.cases, work.answers, axes)
+    notes = {name: prediction_metadata.read(path) for name, path in _names(predictions, "predictions file").items()}
+    decoding = {name: note.decoding for name, note in notes.items() if note is not None and note.decoding is not None}
+    found["temperatures"] = results.temperatures(found["models"], decoding)
     found["provenance"] = _provenance(predictions, cases, rubric_file)
     answered = judge_page.Answered(work.cases, work.answers, judged)
     reports = _reports(found, axes, answered)

@@ -262,6 +262,31 @@ def test_two_judges_two_models_and_nothing_is_invented(cases: Path, tmp_path: Pa
         judge([tmp_path / "out" / "one.jsonl"], cases, [recipe(tmp_path, "good", other.url)], tmp_path / "out")
 
 
+def test_the_order_of_models_at_two_temperatures(cases: Path, tmp_path: Path) -> None:
+    """Three models, of which the first two change places: Spearman 0.5 by hand (1 - 6 * 2 / (3 * 8))."""
+    said = {"a": "甲答", "b": "乙答", "c": "丙答"}
+    fluency = {"甲答": 5, "乙答": 4, "丙答": 2}
+    files = []
+    for temperature, order in ((0.0, "abc"), (0.6, "bac")):
+        for model, text in zip(order, said.values(), strict=True):
+            files.append(answered(tmp_path, f"{model}{temperature:g}", (text,) * 3))
+            config = {"model": {"model_name_or_path": model}, "generation": {}}
+            config["generation"] = {"do_sample": True, "temperature": temperature} if temperature else {}  # type: ignore[dict-item]
+            Path(f"{files[-1]}.meta.json").write_text(json.dumps({"config": config}))
+
+    def script(body: dict[str, Any], count: int) -> Any:
+        words = body["messages"][-1]["content"]
+        return json.dumps({**GOOD, "fluency": min(score for text, score in fluency.items() if text in words)})
+
+    with serving(script) as server:
+        found = judge(files, cases, [recipe(tmp_path, "good", server.url)], tmp_path / "out")
+    expected = {"judge": "good", "first": 0.0, "second": 0.6, "n": 3, "spearman": pytest.approx(0.5)}
+    assert found["temperatures"] == [expected]
+    page = (tmp_path / "out" / "judge.md").read_text()
+    assert "| 0 / 0.6 | good | 3 | 0.50 |" in page
+    assert "| 0 / 0.2 | ChatGPT, CMB Table 7 |  | 0.95 |" in page
+
+
 def test_variants_and_a_failed_request_is_asked_again(cases: Path, tmp_path: Path) -> None:
     down = [True]
 

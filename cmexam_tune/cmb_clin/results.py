@@ -1,12 +1,13 @@
 """The result of judging: one plain mapping, and its tables beside the paper's."""
 
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 from cmexam_tune.cmb_clin import judgements
 from cmexam_tune.cmb_clin.judgements import Judged
 from cmexam_tune.core.schema import Case, Prediction
-from cmexam_tune.evaluation.significance import mean_std
+from cmexam_tune.evaluation.significance import correlations, mean_std
 from cmexam_tune.prompts import dialogue
 from cmexam_tune.report.papers import published_tables
 from cmexam_tune.report.table import Table, Text
@@ -49,6 +50,31 @@ def summary(
     }
 
 
+def temperatures(
+    models: Mapping[str, Mapping[str, Any]], decoding: Mapping[str, tuple[str, float]]
+) -> list[dict[str, Any]]:
+    """Return how alike every two temperatures rank the models, for each judge, as CMB's Table 7.
+
+    Args:
+        models: what `summary` has under this key.
+        decoding: name of a predictions file -> its model and temperature, where that is known.
+    """
+    averages: dict[str, dict[float, dict[str, float]]] = {}
+    for name, (model, temperature) in decoding.items():
+        for judge, means in models[name]["judges"].items():
+            if means["average"] is not None:
+                averages.setdefault(judge, {}).setdefault(temperature, {})[model] = means["average"]
+    rows = []
+    for judge, by_temperature in averages.items():
+        for first, second in combinations(sorted(by_temperature), 2):
+            both = sorted(by_temperature[first].keys() & by_temperature[second].keys())
+            ranked = [[by_temperature[temperature][model] for model in both] for temperature in (first, second)]
+            if len(both) > 2:
+                spearman = correlations(*ranked)["spearman"]
+                rows.append({"judge": judge, "first": first, "second": second, "n": len(both), "spearman": spearman})
+    return rows
+
+
 def _answered(cases: Sequence[Case], answers: Sequence[Prediction]) -> dict[str, Any]:
     """Return how many turns have an answer, and BLEU and ROUGE against the references in characters.
 
@@ -78,6 +104,8 @@ def tables(found: Mapping[str, Any], axes: Sequence[str]) -> list[Table]:
         summary_tables.append(_agreement(found["agreement"]))
     if found["moves"]:
         summary_tables.append(_moves(found["moves"]))
+    if found["temperatures"]:
+        summary_tables.append(_temperatures(found["temperatures"]))
     return summary_tables
 
 
@@ -166,6 +194,20 @@ def _moves(found: Sequence[Mapping[str, Any]]) -> Table:
         Text("shift", "平移"),
     )  # fmt: skip
     return Table(head, tuple(lines), Text("How far scores move", "得分的稳定性"), note)
+
+
+def _temperatures(found: Sequence[Mapping[str, Any]]) -> Table:
+    lines = [
+        (f"{row['first']:g} / {row['second']:g}", row["judge"], str(row["n"]), _number(row["spearman"]))
+        for row in found
+    ]
+    published = published_tables.table("cmb", "table7")
+    for first, second in combinations(published.columns, 2):
+        (values,) = (line.values for line in published.lines if line.name == first)
+        pair = " / ".join(name.replace("Original", "0").removeprefix("T-") for name in (first, second))
+        lines.append((pair, "ChatGPT, CMB Table 7", "", _number(values[second])))
+    note = f"Spearman correlation of the models' order by average score; 0: greedy. Published: {published.note}."
+    return Table(("temperatures", "judge", "models", "spearman"), tuple(lines), "Order of the models", note)
 
 
 def _number(value: float | None) -> str:

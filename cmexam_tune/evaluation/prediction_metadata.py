@@ -66,6 +66,18 @@ class PredictionMetadata:
         return str(order)
 
     @property
+    def decoding(self) -> tuple[str, float] | None:
+        """The model and the temperature at which it was sampled, 0 where it was not; None where that is unknown."""
+        config = section(self.values, "config")
+        model, generation = section(config, "model"), section(config, "generation")
+        name, temperature = model.get("model_name_or_path"), generation.get("temperature")
+        if not isinstance(name, str):
+            return None
+        trained_or_adapter = self.values.get("run") or model.get("adapter_name_or_path") or ""
+        sampled = float(temperature) if isinstance(temperature, int | float) else 1.0
+        return f"{name} {trained_or_adapter}".rstrip(), sampled if generation.get("do_sample") else 0.0
+
+    @property
     def experiment(self) -> Any:
         """What two seeds of one experiment have in common."""
         trained = self.values.get("run") is not None

@@ -16,6 +16,7 @@ from cmexam_tune.core.schema import Question
 from cmexam_tune.evaluation import grading, prediction_metadata
 from cmexam_tune.evaluation.prediction_metadata import PredictionMetadata
 from cmexam_tune.interop import predictions as other_tools
+from cmexam_tune.prompts.retrieval import Passage
 from cmexam_tune.quality import wrong_keys
 from cmexam_tune.quality.findings import (
     DEFAULT_DROP,
@@ -25,6 +26,7 @@ from cmexam_tune.quality.findings import (
     check_reasons,
     names_of,
 )
+from cmexam_tune.quality.passages import Leak, leaks
 from cmexam_tune.quality.wrong_keys import Suspect
 
 SHEET, ERRATA = "keys.review.xlsx", "errata.yaml"
@@ -34,6 +36,8 @@ EPILOG = f"""writes to DIR, and changes nothing else:
   <stem>.overlap.jsonl                 each pair with its score and reason; `evaluate --overlap` reads it
   keys.review.xlsx                     with --predictions: questions whose key may be wrong, for a doctor, whose columns
                                        are verdict ({", ".join(wrong_keys.VERDICTS)}), answer, reviewer, reason
+  <stem>.clean.passages.jsonl          with --passages: those without a question or its explanation; check.json lists
+                                       the others
   errata.yaml                          with --reviewed: what they found; `evaluate --errata` scores with and without
 
 --questions is what you train on; --against are the tests and whatever else must not be in it. Near duplicates are
@@ -63,6 +67,7 @@ def check(
     drop: Annotated[Sequence[str], Flag("a,b", separator=",")] = DEFAULT_DROP,
     predictions: Sequence[File] = (),
     reviewed: File | None = None,
+    passages: File | None = None,
     overwrite: bool = False,
 ) -> Checked:
     """Check question files, and write what was found to the folder `out` where one is given.
@@ -74,6 +79,8 @@ def check(
         drop: reasons to leave a question out of `<stem>.clean.questions.jsonl`.
         predictions: what three or more models answered to --questions (one file): where they speak against a key,
             the question goes into OUT/keys.review.xlsx, for a doctor to judge.
+        passages: a file for prompt.context: passages that hold --questions or their explanations are listed, and those
+            that do not go into OUT/<stem>.clean.passages.jsonl.
         reviewed: that workbook, judged: OUT/errata.yaml for `evaluate --errata`.
         overwrite: replace files of an earlier call; a workbook is never replaced, but added to.
 
@@ -86,6 +93,8 @@ def check(
     references = [files.check_input(path) for path in against]
     names = names_of([*checked, *references])
     targets = [] if out is None else _targets(Path(out), list(names)[: len(checked)], overwrite)
+    if out is not None and passages:
+        targets.append(files.check_output(Path(out) / _clean_passages(passages), overwrite, inputs=[passages]))
     if taken := {path.resolve() for path in targets} & {path.resolve() for path in names.values()}:
         raise UserError(f"{taken.pop()}: would be replaced by the result of its own check. Choose another --out.")
     suspects = _suspects(checked, predictions)
@@ -93,14 +102,33 @@ def check(
     errata = _errata(checked, reviewed)
     result = check_files(checked, references, drop)
     result.suspects = suspects
+    result.leaks = _leaks(checked, passages)
     if out is not None:
         _write(result, names, Path(out))
+        if passages:
+            held = {leak.passage_id for leak in result.leaks}
+            kept = [passage for passage in jsonl.read(passages, Passage) if passage.id not in held]
+            jsonl.write(Path(out) / _clean_passages(passages), kept, overwrite)
         if sheet is not None:
             _write_sheet(sheet, suspects, checked[0], Path(out) / SHEET)
         if reviewed:
             with files.atomic_write(Path(out) / ERRATA) as handle:
                 yaml.safe_dump(errata, handle, allow_unicode=True, sort_keys=False)
     return result
+
+
+def _clean_passages(path: str | Path) -> str:
+    return f"{Path(path).name.removesuffix('.jsonl').removesuffix('.passages')}.clean.passages.jsonl"
+
+
+def _leaks(questions: Sequence[Path], path: str | Path | None) -> list[Leak]:
+    """Return the passages that hold questions or their explanations."""
+    if path is None:
+        return []
+    exam = [question for file in questions for question in jsonl.read(file, Question)]
+    held = list(leaks(jsonl.read(path, Passage), exam))
+    cli.note(f"{path}: {len(held)} passages hold a question or its explanation")
+    return held
 
 
 def _suspects(questions: Sequence[Path], predictions: Sequence[str | Path]) -> list[Suspect]:

@@ -97,11 +97,13 @@ def make_files(folder: Path) -> None:
         book.save(folder / name)
     item = {"q": "一加一", "choices": ["一", "二"], "key": 1}
     (folder / "ward.jsonl").write_text(json.dumps(item) + "\n", encoding="utf-8")
+    passage = {"id": "im:1", "text": "胃溃疡的典型症状是餐后上腹痛。"}
+    (folder / "books.jsonl").write_text(json.dumps(passage, ensure_ascii=False) + "\n", encoding="utf-8")
     shutil.copy(SAMPLE / "cmb" / "clin.json", folder / "CMB-Clin-qa.json")
     for name in ("train", "val"):
         shutil.copy(SAMPLE / "cmexam" / f"{name}.csv", folder / "data" / f"{name}.csv")
     shutil.copy(SAMPLE / "cmexam" / "val.csv", folder / "data" / "test.csv")
-    for name in ("predictions.jsonl", "out/predictions.jsonl", "a.jsonl", "b.jsonl"):
+    for name in ("predictions.jsonl", "out/predictions.jsonl", "a.jsonl", "b.jsonl", "c.jsonl"):
         rows = jsonl.read(folder / "test.questions.jsonl", Question)
         jsonl.write(folder / name, [Prediction(row.id, "答案: A") for row in rows])
     turns = [case for case in jsonl.read(folder / "data" / "cmb" / "CMB-Clin-qa.cases.jsonl", Case)]

@@ -62,13 +62,27 @@ def json_schema() -> Schema:
 
 def section_schema(cls: type) -> Schema:
     """Return the schema of one dataclass of settings."""
-    schema, helps = adapter(cls).json_schema(), _helps(cls)
+    schema, helps = _inlined(adapter(cls).json_schema()), _helps(cls)
     properties = {name: part for name, part in schema.get("properties", {}).items() if name != "arguments"}
     for name, part in properties.items():
         part.pop("title", None)
         part.setdefault("description", helps.get(name, ""))
     description = (inspect.getdoc(cls) or "").split("\n\n")[0]
     return {"type": "object", "description": description, "properties": properties, "additionalProperties": False}
+
+
+def _inlined(schema: Schema) -> Schema:
+    """Return a schema with each reference replaced by what it refers to: sections are put into one schema."""
+    known = schema.pop("$defs", {})
+
+    def inline(part: Any) -> Any:
+        if isinstance(part, dict):
+            name = part.get("$ref", "").rpartition("/")[2] if isinstance(part.get("$ref"), str) else ""
+            return inline(known[name]) if name in known else {key: inline(value) for key, value in part.items()}
+        return [inline(item) for item in part] if isinstance(part, list) else part
+
+    inlined: Schema = inline(schema)
+    return inlined
 
 
 def _helps(cls: type) -> dict[str, str]:

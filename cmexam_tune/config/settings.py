@@ -78,6 +78,20 @@ ORDER = re.compile(r"(rotate|shuffle):\d{1,9}")
 
 
 @dataclass(frozen=True, config=STRICT)
+class ContextConfig:
+    """Passages that stand in front of each question."""
+
+    passages: str
+    """File of passages, one JSON object a line: `{"id": ..., "text": ...}`."""
+    k: Annotated[int, Field(ge=1, le=100)] = 3
+    """Passages for each question."""
+    by: Literal["bm25"] = "bm25"
+    """How they are found: BM25 over character bigrams."""
+    leaks: bool = False
+    """Use passages that hold questions of the exam or their explanations; else they are refused."""
+
+
+@dataclass(frozen=True, config=STRICT)
 class PromptConfig:
     """What the model reads and is to write."""
 
@@ -104,6 +118,9 @@ class PromptConfig:
     """Questions file the examples are drawn from; default: `data.validation`. What is asked is never an example."""
     shots_seed: int = 0
     """Of the draw of the examples."""
+    context: ContextConfig | None = None
+    """At prediction: passages before each question, `{passages: FILE.jsonl, k: 3, by: bm25}`; together at most half as
+    many characters as `max_source_length` has tokens. Those that hold the exam are refused without `leaks: true`."""
     option_order: str | None = None
     """At prediction: options in another order, `rotate:K` or `shuffle:SEED`; `answer` is in the exam's letters."""
 

@@ -144,6 +144,8 @@ class Prediction:
     """Why a request failed."""
     probabilities: Mapping[str, float] | None = field(default=None, metadata=WHERE_SAID)
     """Probability of each allowed answer, in the exam's letters, together 1: where the model chose by likelihood."""
+    context: tuple[str, ...] = field(default=(), metadata=WHERE_SAID)
+    """Ids of the passages that stood in front of the question."""
     orders: tuple[Sample, ...] = field(default=(), metadata=WHERE_SAID)
     """The outputs with the options in several orders; the first of them is `text`."""
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from cmexam_tune.config import Config
 from cmexam_tune.core import cli, jsonl
-from cmexam_tune.core.errors import ConfigError
+from cmexam_tune.core.errors import ConfigError, UserError
 from cmexam_tune.core.progress import Progress, duration
 from cmexam_tune.core.schema import Prediction, Question, Sample
 from cmexam_tune.inference import loading
@@ -17,6 +17,8 @@ from cmexam_tune.inference.records import FAILED, ResumableFile
 from cmexam_tune.models.completion import Engine, Usage, to_prediction
 from cmexam_tune.prompts import PromptBuilder, PromptRequest
 from cmexam_tune.prompts.order import restored, restored_scores, several
+from cmexam_tune.prompts.retrieval import Passage
+from cmexam_tune.quality.passages import leaks
 
 T = TypeVar("T")
 EngineT = TypeVar("EngineT", bound=Engine)
@@ -34,7 +36,29 @@ def prompt_builder(config: Config, questions: Sequence[Question]) -> PromptBuild
     Raises:
         UserError: no or unusable files of examples.
     """
-    return PromptBuilder(config.prompt, questions, _pool(config) if config.prompt.shots else ())
+    pool = _pool(config) if config.prompt.shots else ()
+    return PromptBuilder(config.prompt, questions, pool, _passages(config, questions))
+
+
+def _passages(config: Config, questions: Sequence[Question]) -> list[Passage]:
+    """Return the passages of `prompt.context`.
+
+    Raises:
+        UserError: no or an unusable file, or passages that hold questions of this exam or their explanations.
+    """
+    context = config.prompt.context
+    if context is None:
+        return []
+    passages = list(jsonl.read(context.passages, Passage))
+    if not context.leaks and (found := list(leaks(passages, questions))):
+        first = found[0]
+        raise UserError(
+            f"prompt.context: {len(found)} of the {len(passages)} passages in {context.passages} hold questions of "
+            f"this exam or their explanations, for example {first.passage_id!r} the {first.what} of "
+            f"{first.question_id!r}, and would tell the answers. `cmexam-tune check --questions FILE --passages FILE "
+            "--out DIR` writes a file without them; prompt.context.leaks=true uses them all the same."
+        )
+    return passages
 
 
 def shot_files(config: Config) -> tuple[str, ...]:
@@ -181,6 +205,7 @@ def _answer(
                 prediction,
                 answer=restored(prediction.answer, *asked),
                 probabilities=restored_scores(prediction.probabilities, *asked),
+                context=tuple(passage.id for passage in builder.passages(asked.question)),
             )
 
     requests = []

@@ -38,6 +38,7 @@ def provenance(
         "questions": str(questions),
         "questions_sha256": files.sha256(questions),
         "shots_sha256": [files.sha256(file) for file in shots],
+        "context_sha256": files.sha256(config.prompt.context.passages) if config.prompt.context else None,
     }
 
 

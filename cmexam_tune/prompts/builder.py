@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cmexam_tune.core.schema import Question, Turn
 from cmexam_tune.prompts import order
+from cmexam_tune.prompts.retrieval import RETRIEVERS, Passage, words
 from cmexam_tune.prompts.shots import Shots
 from cmexam_tune.prompts.styles import prompt, resolve_style
 
@@ -96,7 +97,11 @@ class PromptBuilder:
     """Makes the requests for one file of questions: style or own words, order of the options, examples."""
 
     def __init__(
-        self, config: "PromptConfig", questions: Iterable[Question] = (), pool: Iterable[Question] = ()
+        self,
+        config: "PromptConfig",
+        questions: Iterable[Question] = (),
+        pool: Iterable[Question] = (),
+        passages: Sequence[Passage] = (),
     ) -> None:
         """Resolve a configuration.
 
@@ -104,10 +109,14 @@ class PromptBuilder:
             config: its section `prompt`.
             questions: all questions of the file, none of which may become an example.
             pool: what examples are drawn from, if any are wanted.
+            passages: what stands in front of a question is drawn from, if anything is wanted there.
 
         Raises:
             ConfigError: unknown style.
         """
+        self._context, self._room = config.context, config.max_source_length // 2
+        self._retriever = RETRIEVERS[config.context.by](passages) if config.context else None
+        self._found: dict[str, list[Passage]] = {}
         self.style, self.order = resolve_style(config), config.option_order
         self._shots = Shots(pool, questions, self.style, config.shots, config.shots_seed) if config.shots else None
 
@@ -118,9 +127,18 @@ class PromptBuilder:
             DataError: too few examples for a question of that class.
         """
         examples = () if self._shots is None else self._shots.of(question)
+        before = words(self.passages(question), self._room)
         return PromptRequest(
             # Requests hold the question as shown: engines and allowed answers work with the shown letters only.
             order.shown(question, option_order or self.order),
-            lambda shown: prompt(shown, self.style),
+            lambda shown: before + prompt(shown, self.style),
             examples=tuple(Turn(example.prompt, example.completion) for example in examples),
         )
+
+    def passages(self, question: Question) -> list[Passage]:
+        """Return the passages that stand in front of a question, in any order of its options the same."""
+        if self._retriever is None or self._context is None:
+            return []
+        if question.id not in self._found:
+            self._found[question.id] = self._retriever.best(question, self._context.k)
+        return self._found[question.id]

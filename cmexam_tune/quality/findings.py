@@ -16,6 +16,7 @@ from cmexam_tune.core.variants import suggest
 from cmexam_tune.prompts import question_checks
 from cmexam_tune.quality.duplicates import Index, Pair, Reason
 from cmexam_tune.quality.errata import known_problems
+from cmexam_tune.quality.passages import Leak
 from cmexam_tune.quality.wrong_keys import Suspect
 from cmexam_tune.report.table import Text
 
@@ -96,6 +97,8 @@ class Checked:
     """Name of a checked file -> line -> why the clean file does not have it."""
     suspects: list[Suspect] = field(default_factory=list)
     """Questions against whose key predictions speak, where there are any."""
+    leaks: list[Leak] = field(default_factory=list)
+    """Passages that hold questions or their explanations, where there are any."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return check.json: counts, every finding, and how the answer letters are spread."""
@@ -110,6 +113,7 @@ class Checked:
             "letters": self.letters,
             "list": [asdict(finding) for finding in self.findings],
             "suspects": [asdict(suspect) for suspect in self.suspects],
+            "leaks": [asdict(leak) for leak in self.leaks],
         }
 
     def count(self, reason: str) -> dict[str, int]:

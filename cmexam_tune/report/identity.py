@@ -51,6 +51,8 @@ def identify(metadata: PredictionMetadata, questions: str, n: int, profile: str,
     model = section(config, "model")
     how = [f"{key} {prompt[key]}" for key in ("style", "template") if prompt.get(key)]
     how += [f"{prompt['shots']} shots"] if prompt.get("shots") else []
+    if context := section(prompt, "context"):
+        how.append(f"{context.get('k')} passages of {portable(str(context.get('passages')))} by {context.get('by')}")
     return Identity(
         date=date,
         profile=profile,

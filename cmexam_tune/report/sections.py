@@ -444,6 +444,42 @@ def _item_response(found: ItemResponse) -> list[Table]:
     return shown
 
 
+@dataclass(frozen=True)
+class ContextUse:
+    """A run with or without passages in front of its questions."""
+
+    name: str
+    passages: float
+    """Mean number for each question; 0 without."""
+    scores: Scores
+
+
+def context_use(of: Evaluation) -> tuple[ContextUse, ...] | None:
+    """Return the runs with and without passages; None where no run had any."""
+    counts = {name: [len(item.prediction.context) for item in items] for name, items in of.runs.items()}
+    if not any(map(any, counts.values())):
+        return None
+    return tuple(ContextUse(name, sum(own) / len(own), of.score(of.runs[name])) for name, own in counts.items())
+
+
+def _context(runs: Sequence[ContextUse]) -> list[Table]:
+    without = Text("without", "无")
+    lines = tuple(
+        (
+            run.name,
+            f"{run.passages:.1f}" if run.passages else without,
+            *(cell(key, run.scores[key]) for key in ("n", "accuracy", "accuracy_ci")),
+        )
+        for run in sorted(runs, key=lambda run: run.passages)
+    )
+    head = ("", Text("passages", "参考段落"), "n", Text("accuracy", "正确率"), Text("95% CI", "95% 区间"))
+    note = Text(
+        "Runs differ in the passages alone only where all their other settings are equal",
+        "仅当其他设置都相同时，运行之间的差异才只来自参考段落",
+    )
+    return [Table(head, lines, Text("With and without passages", "有无参考段落"), note)]
+
+
 SECTIONS: tuple[Section, ...] = (
     Section("intervals", lambda of: text_intervals(of.graded, of.scorer.smoothing), _intervals),
     Section("partial_credit", lambda of: breakdowns.partial_credit(of.graded), _credit),
@@ -458,6 +494,7 @@ SECTIONS: tuple[Section, ...] = (
         _item_response,
         title=Text("Ability and difficulty", "能力与难度"),
     ),
+    Section("context", context_use, _context, title=Text("Passages", "参考段落")),
     Section("explanations", lambda of: breakdowns.consistency(of.graded), _consistency),
 )
 """In the order in which the files show them."""

@@ -161,6 +161,10 @@ class OptionScorer:
         """
         if config.prompt.shots:
             raise ConfigError(f"prompt.shots: a model of family {config.model.family} reads no examples. Leave it out.")
+        if config.prompt.context:
+            raise ConfigError(
+                f"prompt.context: a model of family {config.model.family} reads no passages. Leave it out."
+            )
         self._family, self._loaded, self._config = family, loaded, config
 
     def effective_generation_config(self) -> dict[str, Any]:

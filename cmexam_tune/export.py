@@ -40,6 +40,10 @@ def export(
     format: Format | None = None,
     overwrite: bool = False,
     overrides: Sequence[str] = (),
+    push: str | None = None,
+    licence: str | None = None,
+    base_model: str | None = None,
+    public: bool = False,
 ) -> Path:
     """Write the model of a run to the folder `out` and return it.
 
@@ -53,12 +57,16 @@ def export(
             such network (Baichuan-13B).
         overwrite: replace an earlier export at `out`; nothing else is ever replaced.
         overrides: changes to the run's config, for example a base model that has moved.
+        push: put the export on the hub, too: `owner/name`.
+        licence: identifier for the card, such as apache-2.0; needed to push.
+        base_model: name of the base model on the hub; needed to push where the run has it in a folder.
+        public: a repository that `push` makes can be seen by everybody.
 
     Raises:
         UserError: a combination that cannot be, an output that exists, or an export that answers differently.
     """
     libraries.quiet()
-    from cmexam_tune.interop.exporting import averaging, model_card, modelfile
+    from cmexam_tune.interop.exporting import averaging, hub, model_card, modelfile
     from cmexam_tune.training.run_directory import run as runs
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -70,6 +78,8 @@ def export(
     base = [config.model.model_name_or_path, config.model.adapter_name_or_path]
     files.check_folder(out, PROGRAM, overwrite, keep=[path for path in base if path and Path(path).exists()])
     chosen = _format(config, merge, format)
+    if push is not None:
+        hub.check(push, licence, base_model or model_card.hub_id(config))
     writer = {"hf": _whole, "released": _whole, "peft": _adapter, "chatglm": _authors}[chosen]
     # The adapter goes onto whole weights, also where it was trained beside weights of 4 bits.
     with contextlib.ExitStack() as held:
@@ -83,8 +93,19 @@ def export(
         writer(config, loaded, Path(run) / runs.ADAPTER, staged, chosen)
         if isinstance(ollama, modelfile.Modelfile):
             (staged / "Modelfile").write_text(ollama.text(), encoding="utf-8", newline="\n")
-        card = model_card.card(config, loaded, chosen, ollama, scores=scores, averaged=len(given))
+        card = model_card.card(
+            config,
+            loaded,
+            chosen,
+            ollama,
+            scores=scores,
+            averaged=len(given),
+            licence=licence,
+            base_id=base_model,
+        )
         (staged / "README.md").write_text(card, encoding="utf-8")
+    if push is not None:
+        cli.note(f"pushed to {hub.push(target, push, public=public)}")
     return target
 
 
@@ -213,6 +234,7 @@ EXAMPLES = """examples:
   cmexam-tune export --run runs/lora_baichuan2 --out models/exam-baichuan2 --merge --format released
   cmexam-tune export --run runs/lora_llama --out adapters/exam-llama --format peft
   cmexam-tune export --run runs/ptuning_chatglm --out adapters/exam-chatglm --format chatglm
+  cmexam-tune export --run runs/lora_qwen --out models/exam-qwen --push my-name/exam-qwen --license apache-2.0
   cmexam-tune export --task lm-eval --questions data/cmexam/test.questions.jsonl --out tasks/cmexam
   cmexam-tune export --average runs/seed1 runs/seed2 runs/seed3 --out adapters/exam-mean"""
 
@@ -229,6 +251,10 @@ def main(
     merge: bool = False,
     format: Format | None = None,
     overwrite: bool = False,
+    push: Annotated[str | None, Flag("OWNER/NAME")] = None,
+    licence: Annotated[str | None, Flag("ID", names=("--license",))] = None,
+    base_model: Annotated[str | None, Flag("OWNER/NAME")] = None,
+    public: bool = False,
 ) -> None:
     """Write the model of a run so that transformers, PEFT or the ChatGLM authors' scripts load it.
 
@@ -244,7 +270,7 @@ def main(
     """
     source = cli.exactly_one(run=run, average=average, task=task)
     if task:
-        if questions is None or merge or format or overrides:
+        if questions is None or merge or format or overrides or push:
             raise cli.WrongUsage("--task takes --questions, --style, --out and --overwrite, and needs --questions.")
         cli.say(str(tasks.export(task, questions, out, PROGRAM, style=style or tasks.STYLE, overwrite=overwrite)))
         return
@@ -252,7 +278,22 @@ def main(
         raise cli.WrongUsage("--questions and --style belong to --task.")
     if average and len(average) < 2:
         raise cli.WrongUsage("--average: name at least two runs.")
-    cli.say(str(export(source, out, merge=merge, format=format, overwrite=overwrite, overrides=overrides)))
+    cli.say(
+        str(
+            export(
+                source,
+                out,
+                merge=merge,
+                format=format,
+                overwrite=overwrite,
+                overrides=overrides,
+                push=push,
+                licence=licence,
+                base_model=base_model,
+                public=public,
+            )
+        )
+    )
 
 
 if __name__ == "__main__":

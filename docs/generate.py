@@ -1,13 +1,17 @@
 """Writes docs/configuration.md from the config's schema and recipes/README.md from entries.yaml and published.yaml.
 
-`make docs` runs it; with --check it only says whether the files are current.
+Both in English and, as *.zh.md, in Chinese: the words around them stand here, those of the keys in settings.zh.yaml.
+`make docs` runs it; with --check it only says whether the files are current and no Chinese is missing.
 """
 
 import argparse
 import dataclasses
+import functools
 import inspect
 import sys
 from pathlib import Path
+
+import yaml
 
 from cmexam_tune import config
 from cmexam_tune.config import describing, installed_versions, settings
@@ -28,19 +32,77 @@ CARDS = {"V100": 125e12 * 0.30, "A800": 312e12 * 0.40}
 FLOPS_PER_PARAMETER = {"full": 8, "head": 6}
 
 
-def table(cls: type) -> str:
+MISSING: list[str] = []
+"""Help texts that have no Chinese yet."""
+
+
+@functools.cache
+def chinese() -> dict[str, str]:
+    """Return English help text -> Chinese."""
+    loaded: dict[str, str] = yaml.safe_load(Path(__file__).with_name("settings.zh.yaml").read_text(encoding="utf-8"))
+    return loaded
+
+
+def in_language(text: str, zh: bool) -> str:
+    """Return a help text in a language; one that nobody has translated stays English, and is counted as missing."""
+    flat = " ".join(text.split())
+    if zh and flat not in chinese():
+        MISSING.append(flat)
+    return chinese().get(flat, flat) if zh else text
+
+
+def table(cls: type, zh: bool = False) -> str:
     """Return a Markdown table of a section."""
-    lines = ["| key | values | default | |", "| --- | --- | --- | --- |"]
+    lines = ["| 配置项 | 取值 | 默认 | |" if zh else "| key | values | default | |", "| --- | --- | --- | --- |"]
     for key in describing.keys(cls):
-        default = key.default if key.default == "required" else f"`{key.default}`"
-        lines.append(f"| `{key.name}` | {key.values} | {default} | {key.help} |")
+        default = ("必填" if zh else key.default) if key.default == "required" else f"`{key.default}`"
+        lines.append(f"| `{key.name}` | {key.values} | {default} | {in_language(key.help, zh)} |")
     return "\n".join(lines)
+
+
+def configuration_zh() -> str:
+    """Return docs/configuration.zh.md."""
+    parts = [
+        "# 配置项\n\n<!-- 由 docs/generate.py 根据 settings.py 和 settings.zh.yaml 生成；修改后运行 `make docs`。 -->\n",
+        "English: [configuration.md](configuration.md)\n",
+        "一个实验就是一个 YAML 文件，包含 `data`、`prompt`、`model`、`tuning`、`training`、`generation` 等部分和 `out`（运行文件夹）。"
+        "`extends: other.yaml` 继承另一个文件。命令行的 `section.key=value` 修改一个值。`--config NAME` 先按路径查找，再在 `recipes/` "
+        "的各文件夹里找，最后在随包安装的配方里找。未知的配置项、类型错误和缺少的配置项会一次全部报出。\n",
+        "配方没有写的，取下面的默认值（PEFT 和 transformers 的名称取它们各自的默认值）；`cmexam-tune train --config NAME "
+        "--print-config` 显示最终结果。API 模型的配方只需要这几行，`out` 默认为 `runs/` 加配方名：\n\n"
+        "```yaml\nmodel:\n  family: endpoint\n  base_url: http://127.0.0.1:8000/v1\n  model_name_or_path: my-model\n```\n",
+        "编辑器可以用 JSON Schema 补全和检查配方：`cmexam-tune train --schema > recipe.schema.json`，并在配方第一行写 "
+        "`# yaml-language-server: $schema=recipe.schema.json`（VS Code、Neovim、Emacs）。\n",
+    ]
+    for name, cls in settings.SECTIONS.items():
+        if name == "tuning":
+            parts.append(tuning(zh=True))
+            continue
+        parts.append(f"## {name}\n\n{in_language(inspect.getdoc(cls) or '', zh=True)}\n\n{table(cls, zh=True)}\n")
+        if name == "training":
+            parts.append(
+                f"此外可用 `transformers.TrainingArguments` 的全部字段（`output_dir` 除外，共 {len(installed_versions.training())} "
+                "个），名称不变：`learning_rate`、`num_train_epochs`、`max_steps`、`per_device_train_batch_size`、"
+                "`warmup_steps`（小于 1 表示占总步数的比例）、`lr_scheduler_type`、`gradient_checkpointing`、`deepspeed`、"
+                "`eval_strategy`、`save_steps`、`report_to`、`seed` 等。`deepspeed` 还可以写 `zero2`、`zero3`、`zero3_offload`。\n"
+            )
+        if name == "generation":
+            parts.append(
+                "此外可用 `transformers.GenerationConfig` 的全部选项，名称不变：`max_new_tokens`、`do_sample`、`temperature`、"
+                "`top_p`、`num_beams`、`repetition_penalty` 等。\n"
+            )
+    names = "\n".join(f"| `{section}.{old}` | `{new}` |" for (section, old), new in sorted(config.ALIASES.items()))
+    parts.append(
+        f"## 其他工具的名称\n\n可以直接使用，程序会给出提示：\n\n| 其他工具 | 本项目 |\n| --- | --- |\n{names}\n"
+    )
+    return "\n".join(parts)
 
 
 def configuration() -> str:
     """Return docs/configuration.md."""
     parts = [
         "# Configuration reference\n\n<!-- Written by docs/generate.py from cmexam_tune/config/settings.py; `make docs` after a change. -->\n",
+        "中文：[configuration.zh.md](configuration.zh.md)\n",
         "One experiment is one YAML file with the sections `data`, `prompt`, `model`, `tuning`, `training`, `generation` "
         "and the key `out` (the run folder). `extends: other.yaml` starts from another file. On the command line, "
         "`section.key=value` changes one value. `--config NAME` is looked up as a path, then in any folder of the "
@@ -79,16 +141,18 @@ def configuration() -> str:
     return "\n".join(parts)
 
 
-def tuning() -> str:
+def tuning(zh: bool = False) -> str:
     """Return the section `tuning`, one table for each method."""
     parts = [
-        "## tuning\n\n`method` names a file in `cmexam_tune/models/adapters/`; the other keys are that method's.\n"
+        "## tuning\n\n`method` 是 `cmexam_tune/models/adapters/` 里的文件名，其他配置项由该方法决定。\n"
+        if zh
+        else "## tuning\n\n`method` names a file in `cmexam_tune/models/adapters/`; the other keys are that method's.\n"
     ]
     for method in variants.names("tuning"):
         first = (inspect.getdoc(variants.load("tuning", method)) or "").split("\n\n")[0].replace("\n", " ")
         cls = variants.the_class("tuning", method).Settings
-        body = table(cls) if dataclasses.fields(cls) else "No keys."
-        parts.append(f"### method: {method}\n\n{first}\n\n{body}\n")
+        body = table(cls, zh) if dataclasses.fields(cls) else "没有配置项。" if zh else "No keys."
+        parts.append(f"### method: {method}\n\n{in_language(first, zh)}\n\n{body}\n")
     return "\n".join(parts)
 
 
@@ -103,14 +167,22 @@ def hours(entry: entries.Entry, card: str) -> str:
     return f"{seconds / 3600:.1f}"
 
 
+HEADS = (
+    ("recipe", "base model", "exam", "prompt", "row", "published", "hardware"),
+    ("配方", "基座模型", "考试", "提示", "论文中的行", "论文结果", "硬件"),
+)
+
+
 def recipes() -> str:
     """Return recipes/README.md."""
     head = (
         "# Recipes\n\n<!-- Written by docs/generate.py from cmexam_tune/report/papers/entries.yaml and published.yaml; `make docs`. -->\n\n"
+        "中文：[README.zh.md](README.zh.md)\n\n"
         "A recipe is one experiment: `cmexam-tune train --config lora_llama.yaml`, from any folder. A recipe that starts "
         "from another (`extends:`) states only what differs. Where the paper and the released scripts disagree there are "
-        "two, without and with `_script`. `cmexam-tune reproduce RECIPE --out DIR` runs a whole row, for several seeds, "
-        "and puts it beside the published numbers.\n\n"
+        "two, without and with `_script`. `cmexam-tune recipes WORD` finds one by model, exam, method, prompt, row or "
+        "hardware. `cmexam-tune reproduce RECIPE --out DIR` runs a whole row, for several seeds, and puts it beside the "
+        "published numbers.\n\n"
         "The shell recipes run everything from the raw CSVs to the report, and pass extra arguments to training: "
         "`bash recipes/chatglm_ptuning.sh training.max_steps=10`; `run.sh RECIPE` does it for any CMExam recipe.\n"
     )
@@ -123,10 +195,37 @@ def recipes() -> str:
         "question in that model's vocabulary, without padding. `cmexam-tune train --config ... --dry-run` estimates "
         "your own settings, and a run's progress bar the rest of it.\n"
     )
-    parts, listed = [head], recipe_list.lines()
-    for folder, title in FOLDERS.items():
-        columns = ["recipe", "base model", "exam", "prompt", "row", "published", "hardware"]
-        columns += [] if folder == "zeroshot" else [f"hours {card}" for card in CARDS]
+    return head + recipe_tables(FOLDERS, HEADS[0], "hours") + tail
+
+
+def recipes_zh() -> str:
+    """Return recipes/README.zh.md."""
+    head = (
+        "# 配方\n\n<!-- 由 docs/generate.py 根据 entries.yaml 和 published.yaml 生成；修改后运行 `make docs`。 -->\n\n"
+        "English: [README.md](README.md)\n\n"
+        "一个配方就是一个实验：`cmexam-tune train --config lora_llama.yaml`，在任何文件夹都可以用。继承（`extends:`）其他配方的，只写不同之处。"
+        "论文与官方脚本不一致的有两个配方，后者带 `_script`。`cmexam-tune recipes 关键词` 按模型、考试、方法、提示、论文中的行或硬件查找。"
+        "`cmexam-tune reproduce 配方 --out 文件夹` 复现论文的一行，可用多个随机种子，并与论文结果并列。\n\n"
+        "shell 配方从原始 CSV 一直做到报告，多余的参数传给训练：`bash recipes/chatglm_ptuning.sh training.max_steps=10`；"
+        "`run.sh 配方` 适用于任何 CMExam 配方。\n"
+    )
+    tail = (
+        "\n论文结果均为百分数。同一张表的各行用了不同的分母和公式，`cmexam-tune evaluate --profile all` 用每一种给你的结果评分。\n\n"
+        "小时数是单卡的估算，不是实测：运算量 = 参数量 × token 数 × 6（前向、激活的反向、重算；全量微调为 8），除以 V100 125 TFLOPS 的 30%、"
+        "A800 312 TFLOPS 的 40%；token 数 = 题数 × epoch × 该模型词表下每题的平均 token 数，不含填充。"
+        "`cmexam-tune train --config ... --dry-run` 估算你自己的设置。\n"
+    )
+    titles = {
+        "ptuning": "P-tuning v2", "lora": "LoRA", "head": "分类头", "full": "全量微调", "zeroshot": "不训练，直接作答",
+    }  # fmt: skip
+    return head + recipe_tables(titles, HEADS[1], "小时") + tail
+
+
+def recipe_tables(titles: dict[str, str], head: tuple[str, ...], hours_on: str) -> str:
+    """Return a table of the recipes of each folder."""
+    parts, listed = [""], recipe_list.lines()
+    for folder, title in titles.items():
+        columns = [*head, *([] if folder == "zeroshot" else [f"{hours_on} {card}" for card in CARDS])]
         lines = [f"| {' | '.join(columns)} |", "|" + " --- |" * len(columns)]
         for line in listed[folder]:
             cells = [f"[{line.recipe}]({folder}/{line.recipe}.yaml)", line.model, line.exam, line.prompt, line.row]
@@ -134,10 +233,15 @@ def recipes() -> str:
             cells += [hours(entries.known()[line.recipe], card) for card in CARDS]
             lines.append(f"| {' | '.join(cells[: len(columns)])} |")
         parts.append(f"## {title}\n\n" + "\n".join(lines) + "\n")
-    return "\n".join(parts) + tail
+    return "\n".join(parts)
 
 
-FILES = {ROOT / "docs" / "configuration.md": configuration, ROOT / "recipes" / "README.md": recipes}
+FILES = {
+    ROOT / "docs" / "configuration.md": configuration,
+    ROOT / "docs" / "configuration.zh.md": configuration_zh,
+    ROOT / "recipes" / "README.md": recipes,
+    ROOT / "recipes" / "README.zh.md": recipes_zh,
+}
 
 
 def main() -> int:
@@ -151,7 +255,9 @@ def main() -> int:
             sys.stderr.write(f"{path}: not current, run `make docs`\n")
         else:
             path.write_text(FILES[path](), encoding="utf-8")
-    return int(check and bool(stale))
+    for text in dict.fromkeys(MISSING):
+        sys.stderr.write(f"docs/settings.zh.yaml: the Chinese is missing of: {text}\n")
+    return int((check and bool(stale)) or bool(MISSING))
 
 
 if __name__ == "__main__":

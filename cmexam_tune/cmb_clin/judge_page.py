@@ -36,6 +36,11 @@ function arrange() {
 }
 order.onchange = search.oninput = arrange;
 arrange();
+startFrame(() => {
+  const language = isChinese() ? "zh" : "en";
+  for (const option of order.options) option.textContent = option.dataset[language];
+  search.placeholder = search.dataset[language];
+});
 """
 
 
@@ -62,9 +67,12 @@ def page(tables: Sequence[Table], answered: Answered, axes: Sequence[str]) -> st
         for number, table in enumerate(tables)
     ]
     cards = "".join(_cards(answered, axes))
-    options = "".join(f'<option value="{name}">{text} · {text.zh}</option>' for name, text in ORDERS.items())
+    options = "".join(
+        f'<option value="{name}" data-en="{text}" data-zh="{text.zh}">{text}</option>' for name, text in ORDERS.items()
+    )
     tools = (
-        f'<div class="tools"><select id="order">{options}</select><input id="search" type="search" placeholder="🔍">'
+        f'<div class="tools"><select id="order">{options}</select>'
+        '<input id="search" type="search" data-en="search" data-zh="搜索">'
         '<span class="soft" id="count"></span></div>'
     )
     sections.append(Section("answers", "Answers", "逐题作答", tools + cards))

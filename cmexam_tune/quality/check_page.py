@@ -29,7 +29,7 @@ def tables(result: Checked) -> list[Table]:
     """Return the summary: files, pairs, findings, answer letters."""
     dropped = {name: len(lines) for name, lines in result.dropped.items()}
     files = [(name, f"{n:,}", f"{dropped[name]:,}", f"{n - dropped[name]:,}") for name, n in result.questions.items()]
-    files += [(f"against: {name}", f"{n:,}", "", "") for name, n in result.against.items()]
+    files += [(Text(f"against: {name}", f"对照：{name}"), f"{n:,}", "", "") for name, n in result.against.items()]
     pairs = []
     for reason, meaning in PAIRS.items():
         count = result.count(reason)

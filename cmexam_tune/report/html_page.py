@@ -47,14 +47,14 @@ class Section:
     """HTML."""
 
 
-def two_languages(en: str, zh: str, sections: Sequence[Section], script: str = "") -> str:
+def two_languages(en: str, zh: str, sections: Sequence[Section], script: str = "startFrame();") -> str:
     """Return a page in the report's style, whose reader chooses language and light or dark.
 
     Args:
         en: Title.
         zh: Title.
         sections: What it shows, in order.
-        script: JavaScript, after that of the frame.
+        script: JavaScript, after that of the frame, which it starts.
     """
     style = (ASSETS / "report.css").read_text(encoding="utf-8")
     frame = (ASSETS / "frame.js").read_text(encoding="utf-8")
@@ -67,6 +67,6 @@ def two_languages(en: str, zh: str, sections: Sequence[Section], script: str = "
         f"<header><h1>{in_both(en, zh)}</h1><nav>{links}</nav>"
         '<button id="lang" type="button">中文</button>'
         '<button id="theme" type="button" aria-label="light or dark">◐</button></header>\n'
-        f'<main>{parts}</main>\n<script>"use strict";\n{frame}\n{script}\nstartFrame();</script>'
+        f'<main>{parts}</main>\n<script>"use strict";\n{frame}\n{script}</script>'
     )
     return html_page(f"{en} {zh}", body, style=style, root='lang="en" data-lang="en"')

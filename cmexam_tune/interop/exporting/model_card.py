@@ -1,6 +1,5 @@
 """The model card (README.md) of an exported model: what was trained on what, with which prompt, scores and loading."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -35,6 +34,8 @@ def card(
     *,
     scores: Sequence[Score] = (),
     averaged: int = 1,
+    licence: str | None = None,
+    base_id: str | None = None,
 ) -> str:
     """Return the text of the card.
 
@@ -45,12 +46,12 @@ def card(
         ollama: the Modelfile beside it, or why there is none.
         scores: what `read_scores` knows of the run.
         averaged: number of runs whose mean this is.
+        licence: identifier of the hub, such as apache-2.0; None: the card says nothing about it.
+        base_id: name of the base model on the hub; None: `hub_id` of the config's.
     """
     mean = f"\n- mean of the updates of {averaged} runs" if averaged > 1 else ""
     file = gguf.find(config.model.model_name_or_path)
-    base, prompt = _public_name(config.model.model_name_or_path), _prompt(config, loaded)
-    # The hub wants an id of its own there; a folder's name is none.
-    named = f"base_model: {json.dumps(base, ensure_ascii=False)}\n" if "/" in base else ""
+    prompt, base = _prompt(config, loaded), base_id or _public_name(config.model.model_name_or_path)
     auto = "AutoModelForSequenceClassification" if prompt is None else "AutoModelForCausalLM"
     place = repr(base) if file is None else f"{file.resolve().parent.name!r}, gguf_file={file.name!r}"
     load = {
@@ -59,8 +60,9 @@ def card(
         "peft": f"PeftModel.from_pretrained({auto}.from_pretrained({place}), folder)",
         "chatglm": "# see the P-tuning readme of THUDM/ChatGLM-6B",
     }
+    on_hub = base_id or hub_id(config)
     parts = [
-        f"---\n{named}language: zh\n---",
+        f"---\n{_metadata(config, format, writes=prompt is not None, licence=licence, base=on_hub)}\n---",
         f"# {Path(config.out).name}",
         f"{base} after {config.tuning.method} with cmexam_tune; this folder holds {KINDS[format]}.",
         f"- style of the questions: {config.prompt.style}\n- template: {config.prompt.template}{mean}",
@@ -82,6 +84,28 @@ def _public_name(model: str) -> str:
     """Return a model's id on the hub, or the name of its folder: where that lies is nobody else's business."""
     is_place = model.startswith(("/", ".", "~")) or model.count("/") != 1 or Path(model).exists()
     return Path(model).expanduser().resolve().name if is_place else model
+
+
+def hub_id(config: Config) -> str | None:
+    """Return the name of the base model on the hub; None: it is a folder of this machine."""
+    name = _public_name(config.model.model_name_or_path)
+    return name if "/" in name else None
+
+
+def _metadata(config: Config, format: str, *, writes: bool, licence: str | None, base: str | None) -> str:
+    """Return what the hub reads of a card, as YAML."""
+    from huggingface_hub import ModelCardData
+
+    data = ModelCardData(
+        base_model=base,
+        base_model_relation="adapter" if format in ("peft", "chatglm") else "finetune",
+        language=["zh"],
+        library_name="peft" if format == "peft" else "transformers",
+        license=licence,
+        pipeline_tag="text-generation" if writes else "text-classification",
+        tags=["medical", "chinese", "exam", "cmexam_tune", *([config.tuning.method] if config.tuning.method else [])],
+    )
+    return data.to_yaml(line_break="\n").strip()
 
 
 def _prompt(config: Config, loaded: Loaded) -> str | None:

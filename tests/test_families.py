@@ -1,6 +1,7 @@
 """Decoders: rows, padded and packed batches with the same loss and gradients, templates, and every wrong checkpoint."""
 
 import json
+import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -238,6 +239,13 @@ def test_tiny_sizes_and_seeds(tmp_path: Path) -> None:
     assert all(len(tokenizer.tokenize(letter)) == 1 for letter in "ABCDEF答案解释")
 
 
+class _Code:
+    def __reduce__(self) -> Any:
+        return Path.touch, (Path("owned"),)
+
+
+CODE = pickle.dumps({"transformer.prefix_encoder.embedding.weight": _Code()})
+"""A pickle that makes a file when it is read."""
 DAMAGED: list[tuple[str, bytes]] = [
     ("config.json", b'{"model_type": "llama", "hidden_size": "wide"}'),
     ("config.json", b'{"model_type": "llama", "num_hidden_layers": -1}'),
@@ -285,6 +293,8 @@ def test_a_damaged_checkpoint_is_one_message(tmp_path: Path, place: int, monkeyp
         ("adapter_config.json", b'{"peft_type": "MAGIC"}'),
         ("adapter_model.safetensors", b"\x00" * 20),
         ("adapter_model.safetensors", None),
+        ("adapter_model.bin", b"junk"),
+        ("adapter_model.bin", CODE),
     ],
 )
 def test_a_damaged_adapter_is_one_message(tmp_path: Path, file: str, content: bytes | None) -> None:
@@ -293,11 +303,29 @@ def test_a_damaged_adapter_is_one_message(tmp_path: Path, file: str, content: by
     config = make_config()
     base = AutoModelForCausalLM.from_pretrained(checkpoint("llama"))
     get_peft_model(base, LoraConfig(target_modules=["q_proj"])).save_pretrained(str(tmp_path))
-    (tmp_path / file).unlink()
+    (tmp_path / (file if file.endswith("json") else "adapter_model.safetensors")).unlink()
     if content is not None:
         (tmp_path / file).write_bytes(content)
-    with pytest.raises(UserError, match="adapter"):
+    with pytest.raises(UserError, match="adapter") as caught:
         llama.load(replace(config.model, adapter_name_or_path=str(tmp_path)))
+    assert "weights_only" not in str(caught.value) and not Path("owned").exists()
+    assert content is not CODE or "ask its author for safetensors" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("model.safetensors", b"\xff" * 64), ("model.safetensors", b""), ("pytorch_model.bin", b"junk"),
+        ("pytorch_model.bin", CODE), ("pytorch_model.bin", b"PK\x03\x04"),
+    ],
+)  # fmt: skip
+def test_a_damaged_prefix_is_one_message(tmp_path: Path, file: str, content: bytes) -> None:
+    from cmexam_tune.models.families.chatglm.authors_prefix import load_authors_prefix
+
+    (tmp_path / file).write_bytes(content)
+    with pytest.raises(UserError, match=file) as caught:
+        load_authors_prefix(tmp_path)
+    assert "weights_only" not in str(caught.value) and not Path("owned").exists()
 
 
 @pytest.mark.parametrize("family", ["llama", "bert"])

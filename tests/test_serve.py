@@ -727,6 +727,18 @@ def test_a_key_that_no_client_can_send(key: str) -> None:
         serve.main(["--run", "nowhere", "--api-key", key])
 
 
+def test_an_empty_key_in_the_environment_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    from cmexam_tune.inference import serving
+
+    monkeypatch.setenv(serve.KEY, "")
+    kept: list[Any] = []
+    monkeypatch.setattr(loading, "load_writer", lambda *given: (None, None))
+    monkeypatch.setattr(app, "application", lambda *given, **more: kept.append(given) or serving)
+    monkeypatch.setattr(uvicorn.Server, "run", lambda *given, **more: None)
+    serve.main(["--run", ".", "--port", "0"])
+    assert kept[0][4] is None
+
+
 def test_health_completions_and_stop(client: openai.OpenAI) -> None:
     with urllib.request.urlopen(str(client.base_url).replace("/v1/", "/health")) as health:
         assert json.load(health) == {"status": "ok"}

@@ -89,7 +89,7 @@ def letters(output, offered):
 _INSPECT = '''\
 """{n} questions written by `cmexam-tune export --task inspect`; prompt style: {style}.
 
-inspect eval THIS_FILE --log-format json --model ...
+In this folder: inspect eval {name}.py --log-format json --model ...
 """
 
 import json

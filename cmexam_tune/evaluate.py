@@ -130,7 +130,8 @@ def evaluate(
         reference = baseline_run.grade(exam, scored, scorer)
         shown[f"{baseline_run.name} (baseline)" if clash else baseline_run.name] = reference
         compared = comparison.compare(reference, graded[first.name], scorer.smoothing, baseline_run.name)
-        compared = replace(compared, scores=grading.score(reference, scorer))
+        computed = prediction_metadata.computed_differently(baseline_run.metadata, first.metadata)
+        compared = replace(compared, scores=grading.score(reference, scorer), computed=computed)
 
     sources = {"questions": _paths(questions), "predictions": _paths(predictions), "baseline": _paths(baseline or [])}
     report = building.build(

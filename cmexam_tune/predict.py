@@ -1,6 +1,7 @@
 """Let a tuned or off-the-shelf model answer questions; predictions are appended as they come, and it can be resumed."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +21,8 @@ def predict(
     *,
     overwrite: bool = False,
     limit: int | None = None,
+    shard: str | None = None,
+    join: bool = False,
 ) -> Path:
     """Answer a questions file and return the predictions file; lines come in the order in which they were answered.
 
@@ -30,28 +33,39 @@ def predict(
         overrides: changes to the config: `section.key=value`; `cmexam-tune train --help` lists them.
         overwrite: start again instead of continuing.
         limit: answer only the first so many questions.
+        shard: answer only this share of them, such as 2/4, into a file of its own beside OUT.
+        join: ask nothing; put the files that all shards have written together as OUT.
 
     Raises:
         UserError: a file or run that cannot be used, or `out` holds predictions of something else.
     """
+    if join and shard is not None:
+        raise UserError("--join puts all shards together: leave out --shard.")
     from cmexam_tune.cmb_clin import cases
     from cmexam_tune.inference import answering, loading
     from cmexam_tune.inference.provenance import provenance
     from cmexam_tune.inference.records import ResumableFile
+    from cmexam_tune.inference.shards import Shard, join_shards
     from cmexam_tune.prompts import dialogue
 
     # All of the file is read, so that a mistake further down is found before anything is answered.
-    opened = loading.open_source(source, overrides)
+    part, opened = Shard.parse(shard), loading.open_source(source, overrides)
+    path = part.path(out)
+    opened = replace(opened, log=path.with_name(f"{path.name}.engine.log"))
     if dialogue.is_cases(questions):
-        return cases.predict(opened, questions, out, overwrite, limit)
+        return cases.predict(opened, questions, path, overwrite=overwrite, limit=limit, shard=part, join=join)
     every = list(jsonl.read(questions, Question))
     builder = answering.prompt_builder(opened.config, every)
     meta = provenance(opened.config, questions, opened.run, answering.shot_files(opened.config))
-    with ResumableFile(out, meta, overwrite) as file:
-        answering.answer_missing(file, opened, builder, every[:limit])
+    asked = [question for question in every[:limit] if part.holds(question.id)]
+    with ResumableFile(path, meta, overwrite) as file:
+        if join:
+            join_shards(file, {question.id: question.id for question in asked})
+        else:
+            answering.answer_missing(file, opened, builder, asked)
         if file.processes.first:
             cli.note(answering.summary(file.result))
-    return Path(out)
+    return path
 
 
 EXAMPLES = """examples:
@@ -61,11 +75,14 @@ EXAMPLES = """examples:
   cmexam-tune predict --config zeroshot_qwen.yaml --questions test.questions.jsonl --out zeroshot.jsonl
   cmexam-tune predict --config zeroshot_qwen_cmb.yaml --questions test.questions.jsonl --out shots.jsonl \\
       prompt.shots=3 prompt.shots_from=val.questions.jsonl
+  cmexam-tune predict --run runs/lora_llama --questions test.questions.jsonl --out predictions.jsonl --shard 2/4
+  cmexam-tune predict --run runs/lora_llama --questions test.questions.jsonl --out predictions.jsonl --join
   torchrun --nproc_per_node 8 -m cmexam_tune.predict --run-folder runs/lora_llama \\
       --questions test.questions.jsonl --out predictions.jsonl
 
 Several processes (torchrun) share the questions; a later start may use another number. torchrun would take
---run for an option of its own: write --run-folder there.
+--run for an option of its own: write --run-folder there. Jobs that do not know of each other (Slurm, Ray,
+Kubernetes, several machines) take one --shard each, and --join ends it: OUT is what one process would write.
 generation.mode: generate (free text), constrained (only legal answers can be written) or likelihood (the
 most probable legal answer). Beside OUT, OUT.meta.json says what the predictions came from."""
 
@@ -110,11 +127,11 @@ def main(
     from cmexam_tune.inference import sharing
 
     with sharing.speaking_once():
-        predict(source, questions, out, overrides, limit=limit, **options)
+        written = predict(source, questions, out, overrides, limit=limit, **options)
     if not sharing.Processes().first:
         return 0
-    cli.say(str(out))
-    note = prediction_metadata.read(out)
+    cli.say(str(written))
+    note = prediction_metadata.read(written)
     # A script that goes on would score questions that nobody was asked.
     return 1 if note and prediction_metadata.section(note.values, "result").get("failed") else 0
 

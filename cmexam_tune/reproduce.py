@@ -236,7 +236,7 @@ def run_unit(unit: Unit, launch: str | None) -> None:
     from cmexam_tune.evaluate import evaluate
     from cmexam_tune.predict import predict
 
-    if launch is None or unit.config.model.is_remote:
+    if launch is None or unit.config.model.is_served:
         predict(source, unit.test, predictions, unit.ask)
     else:
         words = ["--run-folder", source] if unit.trained else ["--config", source]

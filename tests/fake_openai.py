@@ -38,6 +38,7 @@ class Said:
     """For each token its most probable tokens, the chosen one first."""
     thought: str | None = None
     prompt_tokens: int = 7
+    token_ids: list[int] | None = None
 
 
 Answer = str | Said | Fault
@@ -111,6 +112,7 @@ class Server:
         self.busy = self.busiest = 0
         self.lock = threading.Lock()
         self.url = ""
+        self.tokens: Callable[[dict[str, Any]], list[int]] = lambda body: []
 
     def texts(self) -> list[str]:
         """Return the last thing that was said in each request."""
@@ -129,6 +131,7 @@ def completion(said: Said, chat: bool, name: str) -> dict[str, Any]:
             choice["logprobs"] = {"content": [{**tops[0], "top_logprobs": tops} for tops in tokens]}
     else:
         choice["text"] = said.text
+        choice["token_ids"] = said.token_ids
         if logs is not None:
             own = [next(iter(tops.items())) for tops in logs]
             choice["logprobs"] = {
@@ -144,17 +147,34 @@ def completion(said: Said, chat: bool, name: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
+class Replying(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    wbufsize = 1 << 16
+    disable_nagle_algorithm = True
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        told = {"/health": {}, "/version": {"version": "0.0.fake"}}.get(self.path)
+        self.reply(404 if told is None else 200, json.dumps(told).encode(), {})
+
+    def reply(self, status: int, content: bytes, headers: Mapping[str, str]) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Type": "application/json", **headers}.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+
 def handler(server: Server) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        wbufsize = 1 << 16
-        disable_nagle_algorithm = True
-
-        def log_message(self, *args: object) -> None:
-            pass
-
+    class Handler(Replying):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if self.path == "/tokenize":
+                self.reply(200, json.dumps({"tokens": server.tokens(body)}).encode(), {})
+                return
             with server.lock:
                 number = len(server.bodies)
                 server.bodies.append(body)
@@ -189,14 +209,6 @@ def handler(server: Server) -> type[BaseHTTPRequestHandler]:
                 return
             error = {"error": {"message": fault.message, "type": "made", "param": None, "code": None}}
             self.reply(fault.status, json.dumps(error).encode() if fault.raw is None else fault.raw, fault.headers)
-
-        def reply(self, status: int, content: bytes, headers: Mapping[str, str]) -> None:
-            self.send_response(status)
-            for name, value in {"Content-Type": "application/json", **headers}.items():
-                self.send_header(name, value)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
 
     return Handler
 

@@ -29,6 +29,7 @@ from cmexam_tune.models import families
 from cmexam_tune.models.completion import to_prediction
 from cmexam_tune.models.families.endpoint import Remote
 from cmexam_tune.models.families.endpoint.client import Client
+from cmexam_tune.models.families.endpoint.remote import DIALECTS
 from cmexam_tune.predict import main as predict_main
 from cmexam_tune.predict import predict
 from cmexam_tune.prompts import PromptRequest, rounds
@@ -296,6 +297,7 @@ def test_usage() -> None:
         list(remote.answer(asked(questions(10))))
     assert remote.usage.plain() == {
         "requests": 10, "prompt_tokens": 63, "completion_tokens": 27, "finish": {"error": 1, "stop": 9},
+        "letters_unseen": 0,
         "models": ["m-0613"], "system_fingerprints": ["fp_1"], "errors": {"400: no": 1},
     }  # fmt: skip
 
@@ -310,7 +312,7 @@ def test_requests_per_minute_count_repeated_ones_too() -> None:
 # --- letters -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dialect", ["structured_outputs", "guided_choice", "regex"])
+@pytest.mark.parametrize("dialect", ["structured_outputs", "guided_choice", "regex", "grammar"])
 def test_constrained_in_the_servers_dialect(dialect: str) -> None:
     def script(body: dict[str, Any], count: int) -> Any:
         if dialect not in body:
@@ -326,6 +328,12 @@ def test_constrained_in_the_servers_dialect(dialect: str) -> None:
         both = list(map(to_prediction, remote.answer(asked(several))))
     assert {(p.text, p.answer) for p in found} == {("答案是B", "B")} and len(found) == 4
     assert {p.answer for p in both} == {"AC"}
+
+
+def test_a_grammar_of_llama_cpp() -> None:
+    """GBNF as llama.cpp's grammars/README.md has it: quoted alternatives, a quotation mark behind a backslash."""
+    grammar = DIALECTS["grammar"](["答案是A", ' "B"'])["grammar"]
+    assert grammar == 'root ::= "答案是A" | " \\"B\\""'
 
 
 @pytest.mark.parametrize("answer", ["我想是B", Fault(400, "unknown field")])
@@ -349,8 +357,9 @@ def test_constrained_is_refused_where_it_is_not_offered(answer: Any) -> None:
 )
 def test_likelihood_takes_the_most_probable_letter(tops: list[dict[str, float]], letter: str | None) -> None:
     with serving(lambda body, count: Said("x", logprobs=tops)) as server:
-        (found,) = answers(server.url, 1, "generation.mode=likelihood")
-    assert found.answer == letter
+        remote = Remote(config(server.url, "generation.mode=likelihood"))
+        (found,) = map(to_prediction, remote.answer(asked(questions(1))))
+    assert found.answer == letter and remote.usage.unseen == (letter is None)
     assert server.bodies[-1]["logprobs"] is True and server.bodies[-1]["top_logprobs"] == 20
 
 

@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import random
+import re
 import shutil
 import time
 from collections import Counter
@@ -25,7 +26,7 @@ from cmexam_tune.core import jsonl
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.evaluation import answer_parsing
-from cmexam_tune.inference import provenance, sharing
+from cmexam_tune.inference import provenance, shards, sharing
 from cmexam_tune.inference.answering import Repetition, joined, majority
 from cmexam_tune.inference.records import ResumableFile, meta_path
 from cmexam_tune.models.generation.decoder import Decoder
@@ -93,6 +94,68 @@ def test_killed_at_any_moment_no_question_is_lost_or_doubled(asked: Path, recipe
     run(*words, "--out", out)
     run(*words, "--out", fresh)
     assert out.read_bytes() == fresh.read_bytes() and len(read(fresh)) == 30
+
+
+def refused(words: str, *arguments: object) -> None:
+    with pytest.raises(UserError, match=re.escape(words)):
+        run(*arguments)
+
+
+def in_shards(words: list[str], out: Path, count: int) -> list[list[str]]:
+    return [[*words, "--out", str(out), "--shard", f"{number}/{count}"] for number in range(1, count + 1)]
+
+
+@pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.slow)])
+def test_shards_that_are_killed_join_to_what_one_process_writes(
+    kills: int, asked: Path, recipe: Path, tmp_path: Path
+) -> None:
+    out, fresh = tmp_path / "p.jsonl", tmp_path / "fresh.jsonl"
+    words = ["--config", str(recipe), "generation.mode=generate", "generation.batch_size=1", "--questions", str(asked)]
+    shards, rng = in_shards(words, out, 4), random.Random(kills)
+    refused("predict --shard 1/4", *words, "--out", out, "--join")
+    written = [Path(f"{out}.shard{number}of4") for number in range(1, 5)]
+    for kill in range(kills):
+        number = kill % 4
+        process = forked_programs.Program("predict", shards[number])
+        lines = 1 if kills == 1 else rng.randrange(9)
+        moment = time.monotonic() + rng.uniform(0, 0.02)
+        while process.running and not (written[number].exists() and written[number].read_bytes().count(b"\n") >= lines):
+            time.sleep(0.001)
+        while kills > 1 and time.monotonic() < moment:
+            time.sleep(0.001)
+        process.kill()
+    for shard in shards[1:]:
+        run(*shard)
+    refused("--shard 1/4 again", *words, "--out", out, "--join")
+    assert not out.exists()
+    run(*shards[0])
+    refused("other prompt.style", *words, "prompt.style=cmb_answer", "--out", out, "--join")
+    run(*words, "--out", out, "--join")
+    run(*words, "--out", fresh)
+    assert out.read_bytes() == fresh.read_bytes() and len(read(fresh)) == 30
+    joined, one = (json.loads(meta_path(path).read_text(encoding="utf-8")) for path in (out, fresh))
+    times = ("seconds", "answered")  # of runs that were killed nobody counts them
+    for note in (joined, one):
+        note["result"] = {key: value for key, value in note["result"].items() if key not in times}
+    assert joined == one
+    assert not any(path.exists() or meta_path(path).exists() for path in written)
+    run(*words, "--out", out, "--join")
+
+
+def test_every_question_has_one_shard_and_every_file_its_own(asked: Path, recipe: Path, tmp_path: Path) -> None:
+    out = tmp_path / "p.jsonl"
+    words = ["--config", str(recipe), "--questions", str(asked)]
+    for shard in in_shards(words, out, 2)[1:] + in_shards(words, out, 3)[:1]:
+        run(*shard)
+    refused("shards of 2 and 3", *words, "--out", out, "--join")
+    Path(f"{out}.shard1of3").unlink()
+    refused("p.jsonl.shard1of2: is missing", *words, "--out", out, "--join")
+    keys = [f"val:{number}" for number in range(1000)]
+    held = [[key for key in keys if shard.holds(key)] for shard in (shards.Shard(n, 7) for n in range(1, 8))]
+    assert sorted(itertools.chain(*held)) == sorted(keys) and min(map(len, held)) > 100
+    for wrong in ("0/4", "5/4", "1", "1/0", "a/b", "1/99999999"):
+        refused(f"--shard {wrong}", *words, "--out", out, "--shard", wrong)
+    refused("leave out --shard", *words, "--out", out, "--shard", "1/2", "--join")
 
 
 WRONG: list[tuple[str, Callable[[Path], list[str]], str]] = [

@@ -11,18 +11,30 @@ from cmexam_tune.core.schema import Case, Prediction
 from cmexam_tune.inference import answering, loading
 from cmexam_tune.inference.provenance import provenance
 from cmexam_tune.inference.records import ResumableFile
+from cmexam_tune.inference.shards import Shard, join_shards
 from cmexam_tune.models.completion import Completion, TextEngine, to_prediction
 from cmexam_tune.prompts import chat_template, dialogue
 
 
-def predict(source: loading.Source, questions: str | Path, out: str | Path, overwrite: bool, limit: int | None) -> Path:
+def predict(
+    source: loading.Source,
+    questions: str | Path,
+    out: str | Path,
+    *,
+    overwrite: bool,
+    limit: int | None,
+    shard: Shard,
+    join: bool,
+) -> Path:
     """Answer the turns of a file of cases and return the predictions file, in the order of the cases.
+
+    With `join` nothing is asked: the files that shards have written become `out`.
 
     Raises:
         ConfigError: a model that chooses among options, a mode that chooses letters, or a wrapper for one turn only.
         UserError: a file that cannot be used, or `out` holds predictions of something else.
     """
-    cases = list(jsonl.read(questions, Case))[:limit]
+    cases = [case for case in list(jsonl.read(questions, Case))[:limit] if shard.holds(case.id)]
     config = _config(source.config)
     with ResumableFile(out, provenance(source.config, questions, source.run), overwrite) as file:
 
@@ -31,6 +43,10 @@ def predict(source: loading.Source, questions: str | Path, out: str | Path, over
             for completion in answer(file, writer, unfinished, _form(config.prompt.template)):
                 yield to_prediction(completion, parse=False)
 
+        if join:
+            join_shards(file, {key: case.id for case in cases for key in dialogue.keys([case])})
+            cli.note(answering.summary(file.result, turns=True))
+            return Path(out)
         answering.run_missing(
             file,
             list(dialogue.keys(cases)),

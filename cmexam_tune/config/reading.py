@@ -23,6 +23,8 @@ from cmexam_tune.core.strict import Problems, build
 _PUBLISH = "what is trained to be published. If you want that, add"
 COMMAND_ONLY = {
     "model.trust_remote_code": "the Python code of a checkpoint to be run. If you trust its author, add",
+    "model.engine_command": "a command to be started. If you trust it, add",
+    "model.engine_arguments": "options of a server, which may be code. If you trust them, add",
     "training.push_to_hub": _PUBLISH,
     "training.hub_model_id": _PUBLISH,
     "training.hub_token": _PUBLISH,

@@ -176,6 +176,12 @@ class ModelConfig:
     """llama (any decoder of transformers), chatglm, bert or endpoint: a file in `cmexam_tune/models/families/`."""
     model_name_or_path: str
     """Folder of the checkpoint, a .gguf file, or a name on the model hub; endpoint: its name at the address."""
+    engine: Literal["vllm", "sglang"] | None = None
+    """llama only: who answers in place of transformers: a server that is started, and ended, by the command itself."""
+    engine_command: str | None = None
+    """What starts it; default: `python -m` of this Python, or of `$CMEXAM_TUNE_VLLM_PYTHON`. Command line only."""
+    engine_arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Its own options, for example `{max_model_len: 4096, tensor_parallel_size: 2}`. Command line only."""
     base_url: str | None = None
     """endpoint only: where the server listens, for example `http://127.0.0.1:8000/v1`."""
     api_key_env: str | None = None
@@ -205,6 +211,11 @@ class ModelConfig:
     def is_remote(self) -> bool:
         """Whether the model is behind an address: there are no weights here, and nothing to look up on a disk."""
         return self.base_url is not None
+
+    @property
+    def is_served(self) -> bool:
+        """Whether a server answers, so that one process of this program asks for all cards."""
+        return self.is_remote or self.engine is not None
 
 
 @dataclass(frozen=True, config=STRICT)

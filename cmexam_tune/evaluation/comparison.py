@@ -46,6 +46,10 @@ class Comparison:
     """Groups of questions that are drawn together, where the file says which (facet `group`); else None."""
     scores: Scores = field(default_factory=dict)
     """Of the run that is compared with; empty where nobody asked for them."""
+    other_answers: int = 0
+    """Questions, of the `n`, that got another answer."""
+    computed: str | None = None
+    """`A instead of B` where the runs differ in nothing but what computed them: the engine, or the type of weights."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +121,7 @@ def compare(
         metrics=metrics,
         smallest_difference=_smallest(len(pairs), len(gained) + len(lost)),
         clusters=len(set(groups)) if groups else None,
+        other_answers=sum(before.answer != after.answer for before, after in pairs),
     )
 
 

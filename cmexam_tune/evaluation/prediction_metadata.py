@@ -11,6 +11,9 @@ from cmexam_tune.prompts import STYLES
 
 _PLACES = {"questions", "run", "versions", "result"}
 _SEEDS = {"seed", "data_seed", "shots_seed"}
+_ENGINE = ("engine", "dtype", "attn_implementation")
+"""How settings of the section `model` begin that say what computes it and not what it is."""
+_SPEED = {"batch_size", "concurrency", "requests_per_minute", "timeout", "max_retries"}
 _NOT_THE_EXPERIMENT = {"out", "data", "output_dir", "logging_dir", "run_name"}
 
 
@@ -49,6 +52,18 @@ class PredictionMetadata:
         return None if target is None else "{explanation}" in target
 
     @property
+    def computed_by(self) -> str | None:
+        """What computed the outputs: the engine with its version, the type of the weights, and what it promises."""
+        how = section(section(self.values, "result"), "decoding")
+        if not isinstance(how.get("dtype"), str):
+            return None
+        engine, version = how.get("engine"), how.get("engine_version")
+        if engine is None:
+            engine, version = "transformers", section(self.values, "versions").get("transformers")
+        facts = [how["dtype"], *(["batch-invariant"] if how.get("batch_invariant") is True else [])]
+        return f"{engine} {version} ({', '.join(facts)})"
+
+    @property
     def option_order(self) -> str | None:
         """The order in which the options were shown; None is the exam's.
 
@@ -78,6 +93,15 @@ class PredictionMetadata:
         return f"{name} {trained_or_adapter}".rstrip(), sampled if generation.get("do_sample") else 0.0
 
     @property
+    def asked(self) -> Any:
+        """What two computations of one experiment have in common: the model, and all that it was asked."""
+        config = section(self.values, "config")
+        model = {key: value for key, value in section(config, "model").items() if not key.startswith(_ENGINE)}
+        generation = {key: value for key, value in section(config, "generation").items() if key not in _SPEED}
+        sums = {key: value for key, value in self.values.items() if key.endswith("sha256")}
+        return {"model": model, "prompt": self.prompt, "generation": generation, **sums}
+
+    @property
     def experiment(self) -> Any:
         """What two seeds of one experiment have in common."""
         trained = self.values.get("run") is not None
@@ -104,6 +128,14 @@ def are_seeds_of_one_experiment(runs: Sequence[PredictionMetadata]) -> bool:
     """Return whether several runs differ in their seeds, weights and places only; false where metadata are missing."""
     experiments = [run.experiment for run in runs if "config" in run.values]
     return len(experiments) == len(runs) > 1 and all(experiment == experiments[0] for experiment in experiments)
+
+
+def computed_differently(before: PredictionMetadata, after: PredictionMetadata) -> str | None:
+    """Return `A instead of B` where two runs differ in nothing but what computed them; else, or if unknown, None."""
+    engines = before.computed_by, after.computed_by
+    if None in engines or engines[0] == engines[1] or before.asked != after.asked:
+        return None
+    return f"{engines[1]} instead of {engines[0]}"
 
 
 def _without_seeds(value: Any) -> Any:

@@ -22,6 +22,8 @@ from cmexam_tune.quality.passages import leaks
 
 T = TypeVar("T")
 EngineT = TypeVar("EngineT", bound=Engine)
+DECODING = "decoding"
+"""Key of `ResumableFile.result`: how answers were made, whatever decided it."""
 SERVED = "served"
 """Key of `ResumableFile.result`: a list with what each start of the program used of a server."""
 MODE = "mode"
@@ -121,7 +123,7 @@ def run_missing(
     answers: Iterator[object] = iter(())
     if mine := file.processes.share(items, batch_size, cost):
         engine = open_engine()
-        file.result["decoding"] = engine.effective_generation_config()
+        file.result[DECODING] = engine.effective_generation_config()
         answers = _usage_noted(file, engine.usage, records(engine, mine))
     first = list(itertools.islice(answers, 1))
     file.begin()
@@ -160,6 +162,8 @@ def _in_a_line(usage: Usage) -> str:
     text = f"{usage.requests:,} requests, {usage.prompt_tokens:,} tokens read, {usage.completion_tokens:,} written"
     if usage.models:
         text += f", answered by {', '.join(sorted(usage.models))}"
+    if usage.unseen:
+        text += f"; of {usage.unseen:,} questions no letter was among the most probable tokens that the server sends"
     if usage.errors:
         text += f"; failed most often with: {usage.errors.most_common(1)[0][0]}"
     return text

@@ -57,11 +57,10 @@ def reply(config: Config, loaded: Loaded, messages: Messages) -> Reply:
 def _check_length(decoder: Any, request: prompts.PromptRequest) -> None:
     """Refuse more than the model has positions for: its attention would need memory without end."""
     (item,) = decoder.ask([request])
-    most = getattr(decoder.model.config, "max_position_embeddings", None)
-    if most is not None and len(item.ids) > most:
+    if decoder.positions is not None and len(item.ids) > decoder.positions:
         raise TooLong(
-            f"the conversation takes {len(item.ids):,} tokens, this model has {most:,} positions. Say it shorter, or "
-            "forget what was said before with /reset."
+            f"the conversation takes {len(item.ids):,} tokens, this model has {decoder.positions:,} positions. "
+            "Say it shorter, or forget what was said before with /reset."
         )
 
 

@@ -1,5 +1,7 @@
 """Where a model comes from: a trained run, or a recipe whose model answers as it is."""
 
+import os
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +22,8 @@ class Source:
     config: Config
     run: Path | None = None
     overrides: tuple[str, ...] = ()
+    log: Path | None = None
+    """Where a server that is started for it writes; default: a temporary file."""
 
 
 def open_source(source: str | Path | Config, overrides: Sequence[str] = ()) -> Source:
@@ -46,6 +50,8 @@ def load(source: Source) -> Loaded:
     Raises:
         UserError: no finished run, missing weights, or a model that does not fit the adapter.
     """
+    if source.config.model.engine is not None:
+        return _served(source)
     family = families.named(source.config.model.family)
     if family.only_answers:
         return family.load(source.config.model)
@@ -91,6 +97,29 @@ def open_writer(source: Source, purpose: str) -> TextEngine:
         UserError: as `load`, or settings that the model cannot be asked by.
     """
     return families.writer(source.config.model.family, purpose).engine(load(source), source.config)
+
+
+def _served(source: Source) -> Loaded:
+    """Return a model that `model.engine` computes.
+
+    Raises:
+        UserError: no finished run, or a model or method that the engine cannot compute.
+    """
+    from cmexam_tune.models import engines
+
+    config = source.config
+    family, model, adapter = families.named(config.model.family), config.model, None
+    if not family.engines_compute:
+        raise ConfigError(f"model.engine={model.engine}: cannot compute family {model.family}. Leave it out.")
+    if source.run is not None:
+        from cmexam_tune.training.run_directory import run as runs
+
+        model, adapter = runs.as_served(source.run, source.overrides)
+    log = source.log or Path(tempfile.gettempdir()) / f"cmexam_tune_{model.engine}_{os.getpid()}.log"
+    loaded = engines.load(model, adapter, log)
+    if source.run is not None:
+        runs.check_tokenizer(source.run, source.overrides, loaded.tokenizer)
+    return loaded
 
 
 def _read(source: Source) -> Loaded:

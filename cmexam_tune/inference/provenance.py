@@ -21,6 +21,7 @@ SPEED = {
     "max_retries",
     "api_key_env",
     "follow_redirects",
+    "engine_command",
 }
 """Settings that change the speed and no answer."""
 SMALL = 64 << 20

@@ -131,7 +131,7 @@ class ResumableFile:
             )
         if self.overwrite:
             return {}, {}
-        lines = self._lines()
+        lines = self.lines()
         # The old note went through JSON, where tuples become lists, so the new one does too.
         if changed := provenance.differences(note, json.loads(json.dumps(self.meta))):
             raise UserError(
@@ -147,7 +147,7 @@ class ResumableFile:
         pattern = re.compile(re.escape(self._part(0).name[:-1]) + r"\d+")
         return sorted(path for path in self.path.parent.iterdir() if pattern.fullmatch(path.name))
 
-    def _lines(self, failed: bool = False) -> dict[str, bytes]:
+    def lines(self, failed: bool = False) -> dict[str, bytes]:
         """Return key -> line of every record, answers that failed only if asked for; a half-written line is none."""
         lines: dict[str, bytes] = {}
         for path in (self.path, *self._parts()):
@@ -168,7 +168,7 @@ class ResumableFile:
 
     def texts(self) -> dict[str, str]:
         """Return key -> text of the records that need no answer any more."""
-        lines = {} if self._fresh else self._lines()
+        lines = {} if self._fresh else self.lines()
         return {key: parse_record(line, str(self.path)).text for key, line in lines.items()}
 
     def begin(self) -> None:
@@ -179,7 +179,7 @@ class ResumableFile:
             if self._fresh:
                 self._remove_parts()
             # The records go first: killed between the two, nothing vouches for what another experiment answered.
-            self._write({} if self._fresh else self._lines())
+            self._write({} if self._fresh else self.lines())
             self._write_note()
         # Parts of an earlier run have to be gone before new ones are opened under the same names.
         self.processes.wait()
@@ -193,6 +193,11 @@ class ResumableFile:
         self._handle.write((jsonl.dumps(record) + "\n").encode())
         self._handle.flush()
 
+    def copy(self, other: "ResumableFile") -> None:
+        """Write the records of another open file that this one lacks, failed ones included."""
+        assert self._handle is not None
+        self._handle.writelines(line for key, line in other.lines(failed=True).items() if key not in self.known)
+
     def finish(self, order: Sequence[str], answered: int = 0, seconds: float = 0.0) -> None:
         """Sort the records by `order`, so that an interrupted prediction ends with the same file as one that was not.
 
@@ -205,7 +210,7 @@ class ResumableFile:
         # No part may still be written to while the first process joins them.
         self.processes.wait()
         if self.processes.first:
-            lines = self._lines(failed=True)
+            lines = self.lines(failed=True)
             lines = {key: lines.pop(key) for key in order if key in lines} | lines
             self._write(lines)
             self.result |= count_ends([parse_record(line, str(self.path)) for line in lines.values()])

@@ -57,6 +57,8 @@ class Completion:
     """The prompt, where it was asked for."""
     prompt_logprobs: tuple[Token, ...] = ()
     """Its tokens, where log-probabilities were asked for too. Nothing says how probable the first one was."""
+    token_ids: tuple[int, ...] = ()
+    """Ids of the tokens written, where a server was asked for them."""
     model: str | None = None
     """A server's name for the model that wrote it."""
     fingerprint: str | None = None
@@ -99,6 +101,8 @@ class Usage:
 
     mode: str | None = None
     """How answers were read, where the server lacks what `generation.mode` means for local models."""
+    unseen: int = 0
+    """Questions of whose letters none was among the most probable tokens that the server sends: not answered."""
     requests: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -129,6 +133,7 @@ class Usage:
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "finish": dict(sorted(self.finish.items())),
+            "letters_unseen": self.unseen,
             "models": sorted(self.models),
             "system_fingerprints": sorted(self.fingerprints),
             "errors": dict(self.errors.most_common(20)),

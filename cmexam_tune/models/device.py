@@ -37,6 +37,11 @@ def _module() -> Any:
     return torch.get_device_module(kind())
 
 
+def count() -> int:
+    """Return how many accelerators this process sees."""
+    return int(torch.accelerator.device_count()) if is_accelerated() else 0
+
+
 def place() -> torch.device:
     """Return where this process's model stands: its own card where there are any.
 

@@ -238,6 +238,13 @@ def comparison(other: Comparison, run: str) -> Table:
         )
     if other.clusters is not None:
         notes.append(f"{other.clusters} groups of questions were drawn together")
+    if other.computed is not None and "accuracy" in other.metrics:
+        accuracy = other.metrics["accuracy"]
+        shown = "changed" if accuracy.low > 0 or accuracy.high < 0 else "did not change, as far as these questions show"
+        notes.append(
+            f"Nothing but what computed them is different ({other.computed}): {other.other_answers} of {other.n} "
+            f"answers are others, and the accuracy {shown}"
+        )
     return Table(("", SECOND_MINUS_FIRST, "95% interval", "p"), lines, title, ". ".join(notes))
 
 

@@ -46,6 +46,8 @@ class Family(ABC):
     `encode` and no `collate`."""
     learns_by_trl: ClassVar[bool] = False
     """Whether TRL's trainers can train it: they patch the forward pass of decoders that transformers has."""
+    engines_compute: ClassVar[bool] = False
+    """Whether vLLM and SGLang (`model.engine`) can answer for its models."""
     runs_in_ollama: ClassVar[bool] = False
     """Whether an exported model comes with a Modelfile."""
 

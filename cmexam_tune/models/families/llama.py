@@ -23,6 +23,8 @@ from cmexam_tune.models import (
     released,
 )
 from cmexam_tune.models.causal import Codec
+from cmexam_tune.models.completion import TextEngine
+from cmexam_tune.models.engines import ElsewhereModel, ServedModel
 from cmexam_tune.models.families import Loaded, Writer
 from cmexam_tune.models.features import Encoded, Ids
 from cmexam_tune.models.generation.decoder import Decoder
@@ -37,6 +39,7 @@ class Llama(Writer):
     reads_gguf: ClassVar[bool] = True
     runs_in_ollama: ClassVar[bool] = True
     learns_by_trl: ClassVar[bool] = True
+    engines_compute: ClassVar[bool] = True
 
     def open(self, model: ModelConfig, questions: Iterable[Question] | None, device: str) -> Loaded:
         """Load a decoder; an adapter in `model.adapter_name_or_path` is merged into it.
@@ -107,9 +110,11 @@ class Llama(Writer):
         """Return transformers' layout where it has a class for the model, and that of the release if it is another."""
         return released.whole_formats(checkpoint.read_config(model))
 
-    def engine(self, loaded: Loaded, config: Config) -> Decoder:
-        """Return what lets the model write."""
-        return Decoder(self.codec(loaded.tokenizer, config.prompt, config.model), loaded, config)
+    def engine(self, loaded: Loaded, config: Config) -> TextEngine:
+        """Return what lets the model write, in this process or at a server."""
+        codec = self.codec(loaded.tokenizer, config.prompt, config.model)
+        elsewhere: Any = loaded.model
+        return (ServedModel if isinstance(elsewhere, ElsewhereModel) else Decoder)(codec, loaded, config)
 
 
 def merge_adapter(

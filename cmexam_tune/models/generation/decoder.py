@@ -3,60 +3,36 @@
 import bisect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from peft import PeftModel
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 
-from cmexam_tune import prompts
 from cmexam_tune.config import Config
 from cmexam_tune.core import cli
-from cmexam_tune.core.errors import ConfigError, UserError, first_line
-from cmexam_tune.core.schema import Question
-from cmexam_tune.evaluation.answer_parsing import HALF, THINK, THOUGHT, letter_sets
-from cmexam_tune.models import Loaded, device, features
+from cmexam_tune.core.errors import UserError, first_line
+from cmexam_tune.evaluation.answer_parsing import THOUGHT
+from cmexam_tune.models import Loaded, device
 from cmexam_tune.models.causal import Codec, left_padded
-from cmexam_tune.models.completion import Completion, Token, normalised, windows
+from cmexam_tune.models.completion import Completion, Token, windows
 from cmexam_tune.models.features import Ids
 from cmexam_tune.models.generation import kv_cache, sampling
 from cmexam_tune.models.generation.allowed_answers import AnswerComplete, AnswerTrie, OnlyAllowed
 from cmexam_tune.models.generation.kv_cache import PrefillScorer, SharedPrefix
+from cmexam_tune.models.generation.prompt_tokens import Item, PromptTokens, Ranking, Scores
 from cmexam_tune.models.generation.streaming import RowOptions, Watching, within
 from cmexam_tune.models.precision import inference
-from cmexam_tune.prompts import Dialogue, PromptRequest
+from cmexam_tune.prompts import PromptRequest
 
-BLANK = "…"
-"""Stands for stem and options in the prompt that prior normalisation compares with."""
 CONTEXT = 8
 """Tokens before a token that are decoded with it to see what it adds to a text."""
 HOST_MEMORY = "can't allocate memory"
 """What torch says where the memory of this machine is not enough."""
 FEW = 4
 """Requests from which on it is worth to read apart what their prompts begin with."""
-
-
-@dataclass(frozen=True)
-class Item:
-    """A request, and its prompt as ids."""
-
-    request: PromptRequest
-    ids: Ids
-    lead: Ids
-    """What stands between the prompt and what the model writes."""
-
-    @property
-    def row(self) -> Ids:
-        """The ids that the model goes on from."""
-        return self.ids + self.lead
-
-    @property
-    def question(self) -> Question:
-        """The question, whole, however much of it the prompt holds."""
-        return self.request.question
 
 
 class Batch(NamedTuple):
@@ -66,23 +42,23 @@ class Batch(NamedTuple):
     start: SharedPrefix | None
 
 
-class Decoder:
+class Decoder(PromptTokens):
     """A model that writes, bound to its tokens and to a configuration; a `models.completion.TextEngine`."""
 
     usage = None
 
     def __init__(self, codec: Codec, loaded: Loaded, config: Config) -> None:
         """Bind; nothing is computed."""
-        self.codec, self.tokenizer, self.config = codec, loaded.tokenizer, config
         # transformers' model itself; PEFT's layers stay inside it.
         self.model: Any = loaded.model.get_base_model() if isinstance(loaded.model, PeftModel) else loaded.model
+        positions = getattr(self.model.config, "max_position_embeddings", None)
+        super().__init__(codec, loaded.tokenizer, config, positions)
         self.pad = int(self.tokenizer.pad_token_id or 0)
         self.mode: Mode = MODES[config.generation.mode](self)
         self.stopping: list[Any] = []
         """More of transformers' stopping criteria, for `generate`."""
         self.row_options: dict[str, RowOptions] = {}
         """Id of a question -> what `generate` does for it alone."""
-        self._examples: dict[Any, int] = {}
         self._halvings = 0
 
     def effective_generation_config(self) -> dict[str, Any]:
@@ -154,58 +130,6 @@ class Decoder:
         self._halvings += 1
         cli.note(f"note: {size} prompts at once do not fit the card; going on with generation.batch_size={size // 2}")
 
-    def ask(self, requests: Sequence[PromptRequest]) -> list[Item]:
-        """Return the prompts as ids, their stems cut to `prompt.max_source_length`, which examples are not counted in.
-
-        A question whose options alone exceed the limit is asked all the same, without its stem: nothing is left out.
-        """
-        worded = [request for request in requests if request.ids is None]
-        by_id = {request.question.id: request for request in worded}
-        system = self.config.prompt.system
-
-        def tokenize(questions: list[Question]) -> list[tuple[Ids, int]]:
-            """Return prompts, and how many of their tokens the limit counts."""
-            dialogues = [by_id[question.id].dialogue(question) for question in questions]
-            dialogues = [d if d.system is not None else d._replace(system=system) for d in dialogues]
-            rows = self.codec.sources(dialogues)
-            return [(row, len(row) - self._example_tokens(d)) for row, d in zip(rows, dialogues, strict=True)]
-
-        sources = features.fit_stems(
-            [request.question for request in worded],
-            tokenize,
-            self.config.prompt.max_source_length,
-            lambda sized: sized[1],
-        )
-        given = [Item(request, list(request.ids), []) for request in requests if request.ids is not None]
-        return [
-            *(Item(request, ids, self._lead(request)) for request, (ids, _) in zip(worded, sources.ids, strict=True)),
-            *given,
-        ]
-
-    def _lead(self, request: PromptRequest) -> Ids:
-        return self.codec.targets([request.reply_start])[0][:-1] if request.reply_start else self.codec.lead
-
-    def _example_tokens(self, dialogue: Dialogue) -> int:
-        """Return how many tokens of a prompt are its examples.
-
-        Raises:
-            ConfigError: more than the model has positions for.
-        """
-        if not dialogue.examples:
-            return 0
-        key = dialogue.examples, dialogue.system
-        if key not in self._examples:
-            whole, bare = self.codec.sources([dialogue, dialogue._replace(examples=())])
-            self._examples[key] = len(whole) - len(bare)
-            positions = getattr(self.model.config, "max_position_embeddings", None)
-            needed = len(whole) + self.mode.new_tokens()
-            if positions is not None and needed > positions:
-                raise ConfigError(
-                    f"prompt.shots={self.config.prompt.shots}: a prompt with its answer takes {needed} tokens, this "
-                    f"model has {positions} positions. Use fewer."
-                )
-        return self._examples[key]
-
     def batches(self, items: Sequence[Item], key: Callable[[Item], Any] = lambda item: 0) -> Iterator[Batch]:
         """Yield batches of similar length, the longest first so that memory runs out at once or never.
 
@@ -261,42 +185,12 @@ class Decoder:
         new: list[Ids] = out[:, ids.shape[1] :].tolist()
         return new
 
-    def allowed_answers(self, question: Question) -> dict[str, Ids]:
-        """Return letters -> ids of each allowed answer, as the style starts its completion.
-
-        Where sets of several letters compete, what ends the letters (the style's next words, or EOS) belongs to the
-        answer: otherwise A would always be at least as probable as AC.
-
-        Raises:
-            ConfigError: the style's completions do not start with the letters.
-        """
-        style = prompts.resolve_style(self.config.prompt)
-        sets = letter_sets(question, self.config.generation.answer_sets)
-        heads = [prompts.answer_head(question, letters, style) for letters in sets]
-        several = len(sets) > len(question.options)
-        after, field, _ = style.write.partition("{letters}")[2].partition("{")
-        texts = [head + after for head in heads] if several else heads
-        front = len(self.codec.lead)
-        ids = self.codec.targets(texts)
-        ends = several and not field
-        return {letters: row[front:] if ends else row[front:-1] for letters, row in zip(sets, ids, strict=True)}
-
-    def text(self, ids: Ids, ends: set[int]) -> str:
-        """Return what a row says up to the first of `ends`."""
-        ids = ids[: sampling.end_of(ids, ends)]
-        text = self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        return THINK * self.codec.thinks + str(text)
-
 
 class Mode(ABC):
     """A way of answering: what it needs, and what it returns."""
 
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
-
-    def new_tokens(self) -> int:
-        """Return for how many tokens the model needs positions behind a prompt, where that matters."""
-        return 0
 
     def settings(self) -> dict[str, Any]:
         """Return how is decoded, beyond what all modes share."""
@@ -309,11 +203,6 @@ class Mode(ABC):
 
 class FreeText(Mode):
     """generate: the model writes what it likes, and the answer is read out of its text."""
-
-    def new_tokens(self) -> int:
-        """Return how long a text may be."""
-        config = self.decoder.config
-        return int(config.generation.arguments.get("max_new_tokens", sampling.default_max_new_tokens(config)))
 
     def settings(self) -> dict[str, Any]:
         """Return what differs from transformers' defaults."""
@@ -366,25 +255,19 @@ class FreeText(Mode):
         with sampling.rare_settings_blamed(decoder.config):
             new = decoder.run(rows, chosen, batch.start, logits_processor=processors, stopping_criteria=criteria)
         for i, (item, ids) in enumerate(zip(batch.items, new, strict=True)):
-            end, text = sampling.end_of(ids, ends), decoder.text(ids, ends)
-            if (trie := tries[i]) is not None:
-                text = trie.walk(ids).letters or text
-            cut = sampling.first_stop(text, stops[i])
-            count = len(ids) if end is None else end + 1
-            if cut is not None:
+            said = None if (trie := tries[i]) is None else trie.walk(ids).letters
+            written = decoder.read(ids, ends, stops[i], said)
+            count = len(ids) if written.end is None else written.end + 1
+            if written.cut is not None:
                 # Behind its stop text a row holds padding until the longest row of the batch has ended.
                 count = self._length_to_stop(ids[:count], stops[i], ends)
-            finish: Literal["stop", "length"] = "length" if end is None and cut is None else "stop"
-            if finish == "length":
-                # The limit counts tokens, of which a character may need several; vLLM and llama.cpp drop it too.
-                text = text.rstrip(HALF)
             yield Completion(
                 item.request,
-                text[:cut],
-                finish,
+                written.text,
+                written.finish,
                 prompt_tokens=len(rows[i]),
                 completion_tokens=count,
-                logprobs=within(watching.tokens[i][: count if options[i].echo else end], cut),
+                logprobs=within(watching.tokens[i][: count if options[i].echo else written.end], written.cut),
                 prompt_text=self._prompt_text(item) if options[i].echo else "",
                 prompt_logprobs=self._prompt_logprobs(watching, i, rows[i]) if options[i].echo else (),
             )
@@ -443,24 +326,11 @@ class FreeText(Mode):
 class Choice(Mode):
     """A way of answering in which only allowed answers can come out."""
 
-    def completion(self, item: Item, letters: str) -> Completion:
-        """Return the completion that a choice is, in the style's words."""
-        style = prompts.resolve_style(self.decoder.config.prompt)
-        return Completion(item.request, prompts.answer_head(item.question, letters, style), None, letters)
-
     def batches(self, items: Sequence[Item]) -> Iterator[tuple[Batch, list[Ids], list[AnswerTrie]]]:
         """Yield batches with what all allowed answers of each row start with, and the tree of the rest of them."""
-        tries: dict[str, tuple[Ids, AnswerTrie]] = {}
-
-        def kind(item: Item) -> str:
-            """Questions with the same key have the same allowed answers."""
-            return " ".join(letter_sets(item.question, self.decoder.config.generation.answer_sets))
-
-        for item in items:
-            if (key := kind(item)) not in tries:
-                tries[key] = AnswerTrie.of(self.decoder.allowed_answers(item.question))
-        for batch in self.decoder.batches(items, kind):
-            starts, roots = zip(*(tries[kind(item)] for item in batch.items), strict=True)
+        decoder = self.decoder
+        for batch in decoder.batches(items, lambda item: decoder.allowed_key(item.question)):
+            starts, roots = zip(*(decoder.answer_trie(item.question) for item in batch.items), strict=True)
             yield batch, list(starts), list(roots)
 
     def rows(self, batch: Batch, starts: Sequence[Ids]) -> list[Ids]:
@@ -490,7 +360,7 @@ class Constrained(Choice):
                 stopping_criteria=[AnswerComplete(tries, width)],
             )
             for item, trie, ids in zip(batch.items, tries, new, strict=True):
-                yield self.completion(item, str(trie.walk(ids).letters))
+                yield self.decoder.choice(item, str(trie.walk(ids).letters))
 
     def _allowed_tokens(self, tries: Sequence[AnswerTrie], width: int, row: int, ids: torch.Tensor) -> list[int]:
         """Return what may follow on the ids [prompt + new] of a row; behind a whole answer stands padding."""
@@ -503,24 +373,14 @@ class Likelihood(Choice):
     def __init__(self, decoder: Decoder) -> None:
         """Bind; nothing is computed."""
         super().__init__(decoder)
-        self._priors: dict[str, dict[str, float]] = {}
+        self.ranking = Ranking(decoder, self.scores)
 
     def completions(self, items: Sequence[Item]) -> Iterator[Completion]:
         """Yield a choice for each item."""
-        generation = self.decoder.config.generation
-        # What all answers start with matters only to sums that are divided or compared with another prompt's.
-        whole = generation.prior_normalization or generation.length_normalization
-        for item, scores in self.scores(items, whole=whole):
-            if generation.prior_normalization:
-                prior = self._prior(item.request)
-                scores = {letters: value - prior[letters] for letters, value in scores.items()}
-            if generation.length_normalization:
-                ids = self.decoder.allowed_answers(item.question)
-                scores = {letters: value / len(ids[letters]) for letters, value in scores.items()}
-            chosen = self.completion(item, max(scores, key=scores.__getitem__))
-            yield replace(chosen, probabilities=normalised(scores))
+        for item, scores in self.scores(items, self.ranking.whole):
+            yield self.ranking.best(item, scores)
 
-    def scores(self, items: Sequence[Item], *, whole: bool = True) -> Iterator[tuple[Item, dict[str, float]]]:
+    def scores(self, items: Sequence[Item], whole: bool = True) -> Iterator[tuple[Item, Scores]]:
         """Yield each item with the log-probability of each of its allowed answers, summed over the answer's tokens.
 
         Without `whole` the tokens that all answers of a question start with are left out of the sums, which saves the
@@ -539,16 +399,6 @@ class Likelihood(Choice):
                     first = len(row) - 1 - len(start)
                     common = sum(float(row[first + i, token]) for i, token in enumerate(start))
                 yield item, {letters: common + value for letters, value in rest.items()}
-
-    def _prior(self, request: PromptRequest) -> dict[str, float]:
-        """Return the log-probabilities of the answers when stem and options are blank (Zhao et al. 2021)."""
-        question = request.question
-        blank = replace(question, stem=BLANK, options=dict.fromkeys(question.options, BLANK))
-        # The kind decides which sets of letters are allowed, and a prompt need not show it.
-        key = f"{request.dialogue(blank)}{question.kind}"
-        if key not in self._priors:
-            ((_, self._priors[key]),) = self.scores(self.decoder.ask([replace(request, question=blank)]))
-        return self._priors[key]
 
 
 MODES: dict[str, type[Mode]] = {"generate": FreeText, "constrained": Constrained, "likelihood": Likelihood}

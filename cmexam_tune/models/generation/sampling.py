@@ -51,8 +51,6 @@ def generation_config(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
     Raises:
         ConfigError: settings that transformers refuses, or that ask for several answers.
     """
-    own: Any = getattr(model.generation_config, "eos_token_id", None)
-    ends = {tokenizer.eos_token_id, *(own if isinstance(own, list) else [own])} - {None}
     wanted = dict(config.generation.arguments)
     if wanted.get("num_return_sequences", 1) != 1:
         raise ConfigError("generation.num_return_sequences: every question gets one answer. Leave it out.")
@@ -61,7 +59,7 @@ def generation_config(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
         "num_beams": 1,
         "repetition_penalty": 1.0,
         "max_new_tokens": default_max_new_tokens(config),
-        "eos_token_id": sorted(ends),
+        "eos_token_id": sorted(named_ends(model.generation_config, tokenizer)),
         "pad_token_id": tokenizer.pad_token_id,
         "use_cache": True,
     }
@@ -74,6 +72,12 @@ def generation_config(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
     except (ValueError, TypeError) as error:
         raise ConfigError(f"generation: {error}") from None
     return chosen
+
+
+def named_ends(own: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """Return every id that a model's own generation settings, if it has any, and its tokenizer name as EOS."""
+    ids: Any = getattr(own, "eos_token_id", None)
+    return {tokenizer.eos_token_id, *(ids if isinstance(ids, list) else [ids])} - {None}
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cmexam_tune.config import Config, load_config
+from cmexam_tune.config import Config, ModelConfig, load_config
 from cmexam_tune.core import documents, jsonl, variants
 from cmexam_tune.core.errors import ConfigError, UserError
 from cmexam_tune.models import adapters, families
@@ -165,11 +165,7 @@ def load(folder: str | Path, overrides: Sequence[str] = (), device: str = "cpu")
     run = open_run(folder, overrides)
     config, stored = run.config, Card.read(run)
     family, method = parts(config)
-    source = config.model
-    if method.standalone:
-        source = dataclasses.replace(
-            source, model_name_or_path=str(run.adapter), adapter_name_or_path=None, revision=None
-        )
+    source = _whole_model(run) if method.standalone else config.model
     if stored.labels and not method.standalone:
         source = dataclasses.replace(source, config={**source.config, "id2label": dict(stored.labels)})
     model: Any
@@ -179,6 +175,41 @@ def load(folder: str | Path, overrides: Sequence[str] = (), device: str = "cpu")
         model = method.attach(model, family, config.tuning.settings)
         method.load(model, run.adapter)
     return config, Loaded(model.eval(), tokenizer)
+
+
+def _whole_model(run: Run) -> ModelConfig:
+    """Return where the model of a standalone method lies."""
+    own = {"model_name_or_path": str(run.adapter), "adapter_name_or_path": None, "revision": None}
+    return dataclasses.replace(run.config.model, **own)  # type: ignore[arg-type]
+
+
+def as_served(folder: str | Path, overrides: Sequence[str] = ()) -> tuple[ModelConfig, Path | None]:
+    """Return the model of a run, and its adapter if it is one, as a server reads them.
+
+    Raises:
+        UserError: no finished run, or one whose method no server computes.
+    """
+    run = open_run(folder, overrides)
+    Card.read(run)
+    _, method = parts(run.config)
+    if method.standalone:
+        return _whole_model(run), None
+    if not method.merges:
+        raise UserError(
+            f"{run.path}: tuning.method={run.config.tuning.method} is computed by this program only. Leave out "
+            f"model.engine={run.config.model.engine}."
+        )
+    return run.config.model, run.adapter
+
+
+def check_tokenizer(folder: str | Path, overrides: Sequence[str], tokenizer: Any) -> None:
+    """Refuse a tokenizer or settings that a run's adapter was not trained with.
+
+    Raises:
+        UserError: naming what is different.
+    """
+    run = open_run(folder, overrides)
+    _check_card(run, Card.read(run), tokenizer)
 
 
 def _check_card(run: Run, stored: Card, tokenizer: Any) -> None:

@@ -53,6 +53,7 @@ class ChatGLM(llama.Llama):
     learns_by_trl = False
     runs_in_ollama: ClassVar[bool] = False
     reads_gguf: ClassVar[bool] = False
+    engines_compute: ClassVar[bool] = False
 
     def open(self, model: ModelConfig, questions: Iterable[Question] | None, device: str) -> Loaded:
         """Load a ChatGLM, or a GLM-4 in transformers' own layout.

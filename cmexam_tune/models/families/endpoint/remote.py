@@ -1,11 +1,12 @@
 """What a model behind an address is asked, and the answers that its replies are."""
 
 import dataclasses
+import json
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from cmexam_tune import prompts
 from cmexam_tune.config import Config
@@ -45,12 +46,19 @@ DIALECTS: Mapping[str, Callable[[Choices], Mapping[str, Any]]] = {
     "structured_outputs": lambda choices: {"structured_outputs": {"choice": list(choices)}},
     "guided_choice": lambda choices: {"guided_choice": list(choices)},
     "regex": lambda choices: {"regex": "(" + "|".join(re.escape(choice) for choice in choices) + ")"},
+    # A text of GBNF is quoted as in JSON.
+    "grammar": lambda choices: {
+        "grammar": "root ::= " + " | ".join(json.dumps(c, ensure_ascii=False) for c in choices)
+    },
 }
-"""How a list of allowed texts is written: vLLM since 0.11, vLLM before, SGLang."""
+"""How a list of allowed texts is written: vLLM since 0.11, vLLM before, SGLang, llama.cpp."""
 
 
 class Remote:
     """A model behind an address; a `models.completion.TextEngine`."""
+
+    local_only: ClassVar[Sequence[str]] = LOCAL_ONLY
+    """Settings that cannot be kept."""
 
     def __init__(self, config: Config) -> None:
         """Check address, key and settings; nothing is sent yet.
@@ -59,10 +67,15 @@ class Remote:
             UserError: an address, key or setting that cannot be used.
         """
         self.config = config
-        self._settings, self._extra = _settings(config)
+        self._settings, self._extra = _settings(config, self.local_only)
         self._template = None if config.prompt.template == "auto" else prompts.template(config.prompt.template)
         self.client = Client(config.model, config.generation)
         self.usage = self.client.usage
+
+    @property
+    def chats(self) -> bool:
+        """Whether messages are sent, so that prompts are the server's; else a prompt is sent as it is."""
+        return self._template is None
 
     def effective_generation_config(self) -> dict[str, Any]:
         """Return the fields that every request has beside the model's name and the prompt."""
@@ -148,7 +161,7 @@ class Remote:
                 "several. Use generation.mode=constrained, or set generation.answer_sets=single."
             )
         forced = self._forces_words(requests[0], "first-letter")
-        fields = {"logprobs": TOP} if self._template else {"logprobs": True, "top_logprobs": TOP}
+        fields = {"logprobs": True, "top_logprobs": TOP} if self.chats else {"logprobs": TOP}
         fields["max_tokens"] = 1 if forced else ROOM
         sample = self.client.ask(requests[0], self._request(requests[0], fields, forced=forced))
         if sample.finish != "error" and not sample.logprobs:
@@ -160,6 +173,7 @@ class Remote:
             if completion.logprobs:
                 tokens = completion.logprobs if forced else _from_letter(completion)
                 scores = _scores(tokens, completion.request.question)
+                self.usage.unseen += not scores
                 chosen = self._chosen(completion, max(scores, key=scores.__getitem__, default=None))
                 yield replace(chosen, probabilities=normalised(scores) if scores else None)
             elif completion.finish == "error":
@@ -194,7 +208,7 @@ class Remote:
             UserError: the server fails.
         """
         words, _ = self._head(first.question)
-        if self._template or not words:
+        if not self.chats or not words:
             return True
         request = self._request(first, {"max_tokens": 1}, forced=True)
         plain = {key: value for key, value in request["extra_body"].items() if key not in CONTINUED}
@@ -223,7 +237,7 @@ class Remote:
     def _request(
         self, item: PromptRequest, fields: Body | None = None, *, extra: Body | None = None, forced: bool = False
     ) -> dict[str, Any]:
-        """Return what is sent for a question: a chat, or one text in the wrapper that `prompt.template` names.
+        """Return what is sent for a question.
 
         Args:
             item: the question.
@@ -234,26 +248,29 @@ class Remote:
         Raises:
             ConfigError: a wrapper without a place for what was said before.
         """
-        dialogue = item.dialogue()
-        if dialogue.system is None:
-            dialogue = dialogue._replace(system=self.config.prompt.system)
-        words = self._head(item.question)[0] if forced else ""
-        request = {**self._settings, **(fields or {})}
-        beyond = {**self._extra, **(extra or {})}
-        if self._template is not None:
-            request["prompt"] = self._template.render(dialogue) + words
-            if stop := list(dict.fromkeys([*request.get("stop", ()), *self._template.stop])):
-                request["stop"] = stop
-        elif words:
-            request["messages"] = [*dialogue.messages(), {"role": "assistant", "content": words}]
-            beyond |= CONTINUED
-        else:
-            request["messages"] = dialogue.messages()
+        prompt, beyond = self._prompt(item, forced=forced)
+        request = {**self._settings, **(fields or {}), **prompt}
         if self.config.generation.arguments.get("do_sample"):
             # As local models: each output has a seed of its own, so that votes differ and a run can be repeated.
             # A checksum, because Python's `hash` of a text changes with every process.
             request["seed"] = zlib.crc32(f"{self.config.generation.seed}/{item.question.id}".encode())
-        return {**request, "extra_body": beyond}
+        return {**request, "extra_body": {**self._extra, **(extra or {}), **beyond}}
+
+    def _prompt(self, item: PromptRequest, *, forced: bool) -> tuple[Body, Body]:
+        """Return the fields that are the question, and fields beyond OpenAI's protocol that say how it is meant.
+
+        A chat, or one text in the wrapper that `prompt.template` names.
+        """
+        dialogue = item.dialogue()
+        if dialogue.system is None:
+            dialogue = dialogue._replace(system=self.config.prompt.system)
+        words = self._head(item.question)[0] if forced else ""
+        if self._template is not None:
+            stop = list(dict.fromkeys([*self._settings.get("stop", ()), *self._template.stop]))
+            return {"prompt": self._template.render(dialogue) + words, **({"stop": stop} if stop else {})}, {}
+        if words:
+            return {"messages": [*dialogue.messages(), {"role": "assistant", "content": words}]}, CONTINUED
+        return {"messages": dialogue.messages()}, {}
 
 
 def _failed(completion: Completion, reason: str) -> Completion:
@@ -279,7 +296,7 @@ def _scores(tokens: Sequence[Token], question: Question) -> dict[str, float]:
     return scores
 
 
-def _settings(config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
+def _settings(config: Config, local_only: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return what the config sends with every question: fields of OpenAI's protocol, and those beyond it.
 
     Raises:
@@ -293,7 +310,7 @@ def _settings(config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
                 "go into generation.extra_body."
             )
     defaults = {field.name: field.default for field in dataclasses.fields(config.generation)}
-    for key in LOCAL_ONLY:
+    for key in local_only:
         if getattr(config.generation, key) != defaults[key]:
             raise ConfigError(f"generation.{key}: a server has no such setting. Leave it out.")
     for key in OWN:

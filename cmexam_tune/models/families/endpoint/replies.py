@@ -90,7 +90,14 @@ def read(request: PromptRequest, content: bytes, secret: Secret, chat: bool) -> 
     # Hidden once more: a text in parts may hold the key in parts.
     text = secret.hide(_spoken(message) if chat else _text(choice.get("text")))
     ended: Literal["stop", "length"] = "length" if finish == "length" else "stop"
-    return replace(withheld, text=text, finish=ended, reason=None, logprobs=_logprobs(choice.get("logprobs")))
+    return replace(
+        withheld,
+        text=text,
+        finish=ended,
+        reason=None,
+        logprobs=_logprobs(choice.get("logprobs")),
+        token_ids=_token_ids(choice.get("token_ids")),
+    )
 
 
 def complaint(content: bytes, secret: Secret) -> str:
@@ -134,6 +141,11 @@ def _count(value: Any) -> int:
 
 def _name(value: Any) -> str | None:
     return value[:LONGEST_NAME] if isinstance(value, str) else None
+
+
+def _token_ids(value: Any) -> tuple[int, ...]:
+    ids = value if isinstance(value, list) else []
+    return tuple(ids) if all(type(token) is int and 0 <= token < MOST_TOKENS for token in ids) else ()
 
 
 def _logprobs(logs: Any) -> tuple[Token, ...]:

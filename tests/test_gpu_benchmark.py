@@ -90,3 +90,12 @@ def test_every_check_runs_on_a_cpu(tmp_path: Path) -> None:
         assert figures.get("overflows", 0) == 0 and figures.get("largest_difference", 0) == 0
         assert figures.get("padding_share", 0) < 1 and figures.get("share_of_matrix_rate", 0.5) > 0
     assert (tmp_path / "g.md").read_text(encoding="utf-8").count("\n| ") >= len(gpu.CHECKS)
+
+
+@pytest.mark.slow
+def test_the_pages_hold_the_table_of_what_fits() -> None:
+    import fits
+
+    for page in ("install.md", "install.zh.md"):
+        text = (training_kit.ROOT / "docs" / page).read_text(encoding="utf-8")
+        assert "\n".join(fits.table()) in text

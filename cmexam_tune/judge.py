@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 from cmexam_tune import __version__
-from cmexam_tune.cmb_clin import human_scores, judge_page, judging, results, rubric
+from cmexam_tune.cmb_clin import explanations, human_scores, judge_page, judging, results, rubric
 from cmexam_tune.cmb_clin.judgements import Judged, Judgement
 from cmexam_tune.cmb_clin.rubric import Rubric, Variant
 from cmexam_tune.core import cli, documents, files, jsonl
 from cmexam_tune.core.cli import File, Flag, Folder, Override
 from cmexam_tune.core.errors import DataError, UserError
-from cmexam_tune.core.schema import Case, Prediction
+from cmexam_tune.core.schema import Case, Prediction, Question
 from cmexam_tune.core.written import Written
 from cmexam_tune.evaluation import prediction_metadata
 from cmexam_tune.inference import loading, provenance
@@ -37,6 +37,7 @@ examples:
       --config zeroshot_gpt4_cmb.yaml zeroshot_qwen_cmb.yaml --out runs/judged
   cmexam-tune judge --predictions chatglm.jsonl --cases C.cases.jsonl --export sheet.xlsx --sample 320
   cmexam-tune judge --predictions chatglm.jsonl --cases C.cases.jsonl --import sheet.xlsx --out runs/judged
+  cmexam-tune judge --predictions a.jsonl --cases test.questions.jsonl --config zeroshot_gpt4_cmb.yaml --out judged
   cmexam-tune judge ... --also reversed no_reference     how far the order of the axes and the reference move scores"""
 
 
@@ -69,21 +70,23 @@ def judge(
 
     Args:
         predictions: files that `predict --questions X.cases.jsonl` wrote; their names must differ.
-        cases: the cases that were answered.
+        cases: the cases that were answered; or an exam's questions, whose explanations are judged then.
         judges: recipes of the judges, by path or name; the file's name is the judge's.
         out: folder for judgements and tables.
         overrides: changes to every judge: `section.key=value`; `cmexam-tune train --help` lists them.
         also: judge every answer once more in these variants.
         imported: sheets that people filled in.
-        rubric_file: another rubric; the shipped one is cmb_clin/rubric.yaml.
+        rubric_file: another rubric; shipped are cmb_clin/rubric.yaml and, for questions, cmb_clin/explanations.yaml.
         overwrite: replace reports in `out` that judge has not written, or that were changed since.
 
     Raises:
         UserError: files that cannot be used, judgements in `out` that are of something else, or reports that may not be
             replaced.
     """
+    asked = _asked(cases)
+    rubric_file = rubric_file or _shipped(cases)
     rules = rubric.read(rubric_file)
-    work = _Work(list(jsonl.read(cases, Case)), _read(predictions, cases), rules, Path(out))
+    work = _Work(asked, _read(predictions, cases, asked), rules, Path(out))
     names, people = _names(judges, "judge"), _people(work, imported)
     written = Written(work.out / "judge.meta.json", "judge", overwrite)
     written.check(*(work.out / f"judge{suffix}" for suffix in SUFFIXES))
@@ -112,15 +115,36 @@ def judge(
     return found
 
 
-def _read(predictions: Sequence[str | Path], cases: str | Path) -> dict[str, list[Prediction]]:
-    if not dialogue.is_cases(cases):
-        raise UserError(f"{cases}: holds no cases. `cmexam-tune preprocess cmb --input CMB-Clin-qa.json` makes them.")
-    known = set(dialogue.keys(list(jsonl.read(cases, Case))))
+def _asked(path: str | Path) -> list[Case]:
+    """Return the cases of a file, or the explained questions of an exam, each a case of one turn."""
+    if dialogue.is_cases(path):
+        return list(jsonl.read(path, Case))
+    asked = explanations.cases(jsonl.read(path, Question))
+    if not asked:
+        raise UserError(
+            f"{path}: holds no cases (`cmexam-tune preprocess cmb --input CMB-Clin-qa.json` makes them) and no "
+            "questions with explanations."
+        )
+    return asked
+
+
+def _shipped(cases: str | Path) -> Path:
+    """Return the rubric for what a file asks."""
+    return rubric.SHIPPED if dialogue.is_cases(cases) else explanations.RUBRIC
+
+
+def _read(predictions: Sequence[str | Path], cases: str | Path, asked: Sequence[Case]) -> dict[str, list[Prediction]]:
+    known, exam = set(dialogue.keys(asked)), not dialogue.is_cases(cases)
     found = {}
     for name, path in _names(predictions, "predictions file").items():
         if name.endswith(tuple(f".{variant}" for variant in ALSO)):
             raise UserError(f"{path}: the end of its name is that of judgements with --also. Rename it.")
-        found[name] = list(jsonl.read(path, Prediction))
+        read = jsonl.read(path, Prediction)
+        found[name] = explanations.answers(read, asked) if exam else list(read)
+        if exam and not found[name]:
+            raise UserError(
+                f"{path}: answers no explained question of {cases}. Are these predictions of these questions?"
+            )
         if strange := [one.question_id for one in found[name] if one.question_id not in known]:
             raise UserError(f"{path}: {strange[0]!r} is no turn of {cases}. Are these predictions of these cases?")
     return found
@@ -222,11 +246,11 @@ def _people(work: _Work, imported: Sequence[str | Path]) -> list[Judged]:
     return [judged for path in imported for judged in human_scores.read(path, work.rubric, answered)]
 
 
-def _provenance(predictions: Sequence[str | Path], cases: str | Path, words: str | Path | None) -> dict[str, Any]:
+def _provenance(predictions: Sequence[str | Path], cases: str | Path, words: str | Path) -> dict[str, Any]:
     return {
         "cases": {"file": str(cases), "sha256": files.sha256(cases)},
         "predictions": [{"file": str(path), "sha256": files.sha256(path)} for path in predictions],
-        "rubric_sha256": files.sha256(rubric.SHIPPED if words is None else words),
+        "rubric_sha256": files.sha256(words),
         "cmexam_tune": __version__,
     }
 
@@ -266,9 +290,9 @@ def main(
     if sample is not None and sample < 1:
         raise UserError(f"--sample {sample}: at least 1 is needed.")
     if export:
-        answers = _read(predictions, cases)
-        cases_to_score = list(jsonl.read(cases, Case))
-        count = human_scores.export(export, cases_to_score, answers, rubric.read(rubric_file), sample=sample, seed=seed)
+        asked = _asked(cases)
+        answers, rules = _read(predictions, cases, asked), rubric.read(rubric_file or _shipped(cases))
+        count = human_scores.export(export, asked, answers, rules, sample=sample, seed=seed)
         cli.say(f"{export}: {count} answers; {human_scores.key_path(export)} says which model wrote which")
         return
     if not out:

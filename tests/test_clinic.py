@@ -4,6 +4,7 @@ import json
 import re
 import time
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from scipy import stats
 from sklearn.metrics import cohen_kappa_score
 
 from cmexam_tune import tiny
-from cmexam_tune.cmb_clin import human_scores, rubric
+from cmexam_tune.cmb_clin import explanations, human_scores, rubric
 from cmexam_tune.cmb_clin.judgements import (
     Judged,
     Judgement,
@@ -24,7 +25,7 @@ from cmexam_tune.cmb_clin.judgements import (
 )
 from cmexam_tune.core import jsonl
 from cmexam_tune.core.errors import ConfigError, DataError, UserError
-from cmexam_tune.core.schema import Case, Prediction, Turn
+from cmexam_tune.core.schema import Case, Prediction, Question, Turn
 from cmexam_tune.evaluation.significance import judge_agreement, kappa
 from cmexam_tune.exams import cmb
 from cmexam_tune.judge import judge
@@ -560,3 +561,43 @@ def test_ranking_of_models_by_hand() -> None:
     ranking = next(line for line in agreements(found, list(GOOD)) if line["axis"] == "ranking")
     assert ranking["n"] == 3 and ranking["spearman"] == pytest.approx(0.5)
     assert moves(found, list(GOOD)) == []
+
+
+def test_explanations_of_an_exam_are_judged_and_a_person_agrees_or_not(tmp_path: Path) -> None:
+    """The same machinery: judged once each, agreement with a person's sheet; the paper's rows are of other axes."""
+    exam = [
+        Question(f"q:{i}", f"第{i}题的题干", {"A": "青霉素", "B": "手术"}, "A", None if i == 3 else f"参考解析{i}")
+        for i in range(6)
+    ]
+    jsonl.write(tmp_path / "test.questions.jsonl", exam)
+    lines = [Prediction(q.id, f"答案: A\n解释: 模型解析{i}" if i else "答案: A", "A") for i, q in enumerate(exam)]
+    jsonl.write(tmp_path / "model.jsonl", lines)
+    scores = {"correctness": 4, "argument": 3, "coverage": 2, "clarity": 5}
+
+    def script(body: dict[str, Any], count: int) -> Any:
+        words = body["messages"][-1]["content"]
+        assert "【标准答案与解析】" in words and "A 青霉素\nB 手术" in words and "逐项分析" in words
+        return json.dumps({**scores, "coverage": 1 + int(words.split("模型解析")[1][0]) % 3})
+
+    questions, predictions = tmp_path / "test.questions.jsonl", tmp_path / "model.jsonl"
+    with serving(script) as server:
+        judge([predictions], questions, [recipe(tmp_path, "gpt", server.url)], tmp_path / "out")
+        # Question 0 has no explanation of the model, question 3 none of the exam.
+        assert len(server.bodies) == 4
+    rules = rubric.read(explanations.RUBRIC)
+    asked = explanations.cases(exam)
+    human_scores.export(tmp_path / "doctor.xlsx", asked, {"model": explanations.answers(lines, asked)}, rules)
+    book = openpyxl.load_workbook(tmp_path / "doctor.xlsx")
+    heads = [cell.value for cell in book.active[1]]
+    for row in book.active.iter_rows(min_row=2):
+        number = int(str(row[heads.index("answer")].value).split("模型解析")[1][:1])
+        for axis, value in {**scores, "coverage": 1 + number % 3}.items():
+            row[heads.index(axis)].value = value
+    book.save(tmp_path / "doctor.xlsx")
+    found = judge([predictions], questions, [], tmp_path / "out", imported=[tmp_path / "doctor.xlsx"])
+    coverage = next(line for line in found["agreement"] if line["axis"] == "coverage")
+    assert coverage["n"] == 4 and coverage["spearman"] == pytest.approx(1.0)
+    assert "HuatuoGPT" not in (tmp_path / "out" / "judge.md").read_text(encoding="utf-8")
+    jsonl.write(questions, [replace(question, explanation=None) for question in exam], overwrite=True)
+    with pytest.raises(UserError, match=r"holds no cases .* and no questions with explanations"):
+        judge([predictions], questions, [], tmp_path / "out")

@@ -15,7 +15,7 @@ from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.evaluate import evaluate
 from cmexam_tune.evaluation import grading
 from cmexam_tune.evaluation.answer_parsing import conclusion
-from cmexam_tune.evaluation.breakdowns import consistency
+from cmexam_tune.evaluation.breakdowns import consistency, treated
 from cmexam_tune.evaluation.prediction_metadata import PredictionMetadata
 from cmexam_tune.report import identity, page, plots
 from cmexam_tune.report.identity import identify, portable
@@ -74,6 +74,17 @@ def test_conflicts_are_counted() -> None:
     found = consistency(grading.grade(asked, [Prediction(str(i), text) for i, text in enumerate(outputs)]))
     assert found is not None
     assert (found.concluding, found.conflicting, found.conflicting_right, found.agreeing_right) == (3, 2, 1, 1)
+
+
+def test_options_that_an_explanation_treats_are_counted() -> None:
+    options = {"A": "青霉素钠", "B": "阿奇霉素", "C": "手术", "D": "ACEI类药物"}
+    assert treated("首选青霉素钠，过敏者用阿奇霉素。", options) == 0.5
+    assert treated("A对，BC错；D 项无效", options) == 1 and treated("ACEI有效", options) == 0
+    asked = [Question(str(i), "题", options, "A", "首选青霉素钠") for i in range(2)]
+    outputs = ["答案: A\n解释: A对，BCD错", "答案: A\n解释: 手术无效"]
+    found = consistency(grading.grade(asked, [Prediction(str(i), text) for i, text in enumerate(outputs)]))
+    assert found is not None
+    assert (found.treated, found.treat_all, found.reference_treated) == (62.5, 1, 25)
 
 
 def test_no_folder_of_this_machine_is_left() -> None:

@@ -125,7 +125,8 @@ def _scores(found: Mapping[str, Any], axes: Sequence[str]) -> Table:
         table = published_tables.table("cmb", name)
         en, zh = ("three experts", "三位专家") if name == "table8" else ("GPT-4", "GPT-4")
         judge = Text(f"{en}, CMB Table {name[-1]}", f"{zh}，CMB 表 {name[-1]}")
-        for line in table.lines:
+        # Another rubric has other axes, of which the paper says nothing.
+        for line in table.lines if {*axes} & {*table.lines[0].values} else ():
             lines.append((line.name, judge, *(_number(line.values.get(axis)) for axis in columns), "", ""))
     head = (MODEL, Text("judge", "评委"), *shown, Text("judged", "已评"), Text("unread", "未读出"))
     note = Text(

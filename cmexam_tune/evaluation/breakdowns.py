@@ -3,6 +3,7 @@
 Names and limits of the papers' tables are in `breakdowns.yaml`.
 """
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from cmexam_tune.core.normalise import plain
 from cmexam_tune.core.schema import GROUP, Scores
 from cmexam_tune.evaluation.answer_parsing import conclusion
 from cmexam_tune.evaluation.comparison import Comparison
@@ -25,6 +27,10 @@ Score = Callable[[Sequence[Graded]], Scores]
 MINIMUM = 30
 """Below this many questions a cell is marked where no paper sets its own limit (an interval wider than 35 points)."""
 LENGTH_EDGES = (10, 20, 30, 40, 60, 80, 100, 150, 200, 300)
+_NAMED = re.compile(r"(?<![A-Za-z0-9])[A-J]+(?![A-Za-z0-9])")
+"""Letters that stand alone, as in `A、B错`; `ACEI` is a word where E or I is no option."""
+_NAMING = 0.7
+"""Share of an option's bigrams in an explanation from which on it is named."""
 SEVERAL, UNREADABLE = "several", "unreadable"
 
 
@@ -347,6 +353,12 @@ class Consistency:
     """Right answers among the conflicting ones."""
     agreeing_right: int
     """Right answers among the others."""
+    treated: float
+    """Mean share in percent of a question's options that an explanation names, by letter or by most of their words."""
+    treat_all: int
+    """Explanations that name every option."""
+    reference_treated: float | None
+    """As `treated`, of the exam's own explanations of the same questions; None without any."""
 
 
 def conflicts(item: Graded) -> bool:
@@ -360,6 +372,8 @@ def consistency(graded: Sequence[Graded]) -> Consistency | None:
     explained = [item for item in graded if item.explanation]
     if not explained:
         return None
+    shares = [treated(item.explanation or "", item.question.options) for item in explained]
+    references = [treated(text, item.question.options) for item in explained if (text := item.question.explanation)]
     concluding = [item for item in explained if item.answer and conclusion(item.explanation, item.question.options)]
     conflicting = [item for item in concluding if conflicts(item)]
     right = sum(item.correct for item in conflicting)
@@ -369,4 +383,20 @@ def consistency(graded: Sequence[Graded]) -> Consistency | None:
         conflicting=len(conflicting),
         conflicting_right=right,
         agreeing_right=sum(item.correct for item in concluding) - right,
+        treated=100 * fmean(shares),
+        treat_all=sum(share == 1 for share in shares),
+        reference_treated=100 * fmean(references) if references else None,
     )
+
+
+def treated(explanation: str, options: Mapping[str, str]) -> float:
+    """Return the share of the options that an explanation names: by letter, or by at least 70% of their bigrams."""
+    text = plain(explanation)
+    runs = [run for run in _NAMED.findall(explanation) if set(run) <= set(options)]
+    letters_named = {letter for run in runs for letter in run}
+    named = 0
+    for letter, option in options.items():
+        words = plain(option)
+        pairs = {words[i : i + 2] for i in range(max(len(words) - 1, 1))}
+        named += letter in letters_named or sum(pair in text for pair in pairs) >= _NAMING * len(pairs)
+    return named / len(options)

@@ -335,7 +335,11 @@ def _consistency(found: Consistency) -> list[Table]:
         ("argues for the answer", str(agreeing), _share_of(found.agreeing_right, agreeing)),
         ("argues for another letter", str(found.conflicting), _share_of(found.conflicting_right, found.conflicting)),
     )
-    note = f"{found.explained} outputs hold an explanation, {found.concluding} of them conclude with a letter"
+    reference = "" if found.reference_treated is None else f" (the exam's own: {found.reference_treated:.1f})"
+    note = (
+        f"{found.explained} outputs hold an explanation, {found.concluding} of them conclude with a letter. They name "
+        f"{found.treated:.1f}% of their question's options{reference}; {found.treat_all} name every option"
+    )
     return [Table(("", "outputs", "% of these right"), lines, "Explanations", note)]
 
 

@@ -243,7 +243,7 @@ def test_inspect(folder: Path, address: str) -> None:
 
 @pytest.mark.parametrize("mode", ["generate", "constrained", "likelihood"])
 def test_our_own_predict_answers_alike_here_and_there(mode: str, folder: Path, address: str) -> None:
-    same = [f"generation.mode={mode}", "prompt.style=answer", "generation.answer_sets=single"]
+    same = [f"generation.mode={mode}", "prompt.style=zeroshot", "generation.answer_sets=single"]
     same += ["generation.max_new_tokens=8"] if mode == "generate" else []
     there = [f"model.base_url={address}", "model.model_name_or_path=run"]
     local = ["--questions", "q.questions.jsonl", "--out", f"local-{mode}.jsonl", "prompt.max_source_length=4000", *same]

@@ -778,6 +778,7 @@ def test_an_interrupt_ends_at_once_and_keeps_what_came(tmp_path: Path) -> None:
         told = process.communicate(timeout=10)[1]
         stuck.set()
     assert process.returncode == 130 and "interrupted" in told and "Traceback" not in told
+    assert "of 60 are done and kept; the same command goes on" in told
     assert len(list(jsonl.read(tmp_path / "p.jsonl", Prediction))) == 20
 
 

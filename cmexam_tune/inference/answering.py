@@ -131,10 +131,15 @@ def run_missing(
     first = list(itertools.islice(answers, 1))
     file.begin()
     with Progress(name, "answers", len(keys), done=done) as progress:
-        for record in itertools.chain(first, answers):
-            file.append(record)
-            # Of several processes the first speaks for all.
-            progress.move(done + queue.count_answer() - progress.done)
+        try:
+            for record in itertools.chain(first, answers):
+                file.append(record)
+                # Of several processes the first speaks for all.
+                progress.move(done + queue.count_answer() - progress.done)
+        except KeyboardInterrupt:
+            if file.processes.first:
+                cli.note(f"{file.path}: {progress.done} of {len(keys)} are done and kept; the same command goes on")
+            raise
     file.finish(keys, len(keys) - done, time.monotonic() - started)
 
 

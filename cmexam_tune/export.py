@@ -12,7 +12,7 @@ from cmexam_tune.config import Config
 from cmexam_tune.core import cli, files, libraries
 from cmexam_tune.core.cli import File, Flag, Folder, Override
 from cmexam_tune.core.errors import UserError
-from cmexam_tune.interop import tasks
+from cmexam_tune.interop import reward_files, tasks
 
 if TYPE_CHECKING:
     import torch
@@ -236,6 +236,7 @@ EXAMPLES = """examples:
   cmexam-tune export --run runs/ptuning_chatglm --out adapters/exam-chatglm --format chatglm
   cmexam-tune export --run runs/lora_qwen --out models/exam-qwen --push my-name/exam-qwen --license apache-2.0
   cmexam-tune export --task lm-eval --questions data/cmexam/test.questions.jsonl --out tasks/cmexam
+  cmexam-tune export --rewards verl --questions data/cmexam/train.questions.jsonl --out rewards/verl
   cmexam-tune export --average runs/seed1 runs/seed2 runs/seed3 --out adapters/exam-mean"""
 
 
@@ -245,6 +246,7 @@ def main(
     run: Folder | None = None,
     average: Annotated[Sequence[str], Flag("RUN")] = (),
     task: tasks.Tool | None = None,
+    rewards: reward_files.Framework | None = None,
     questions: File | None = None,
     style: Annotated[str | None, Flag("NAME|FILE")] = None,
     out: Folder,
@@ -259,23 +261,33 @@ def main(
     """Write the model of a run so that transformers, PEFT or the ChatGLM authors' scripts load it.
 
     The export is read back first: it is kept only if it gives the trained model's logits. Or, with --task, write
-    questions as the task files of another evaluation tool; `evaluate` reads what it predicts.
+    questions as the task files of another evaluation tool; `evaluate` reads what it predicts. Or, with --rewards, write
+    questions and the rewards of their answers for another framework of reinforcement learning.
 
     Args:
         run: folder of a finished training run.
         average: several runs: the mean of their LoRA adapters.
         task: write --questions as this tool's task files.
-        questions: with --task: a questions file.
-        style: with --task: prompt style or file (default: cmb_answer).
+        rewards: write the reward file of this framework, and --questions in its format.
+        questions: with --task or --rewards: a questions file.
+        style: with --task or --rewards: prompt style or file (default: cmb_answer, for --rewards cmb_cot).
     """
-    source = cli.exactly_one(run=run, average=average, task=task)
-    if task:
+    source = cli.exactly_one(run=run, average=average, task=task, rewards=rewards)
+    if task or rewards:
         if questions is None or merge or format or overrides or push:
-            raise cli.WrongUsage("--task takes --questions, --style, --out and --overwrite, and needs --questions.")
-        cli.say(str(tasks.export(task, questions, out, PROGRAM, style=style or tasks.STYLE, overwrite=overwrite)))
+            raise cli.WrongUsage(
+                "--task and --rewards take --questions, --style, --out and --overwrite, and need --questions."
+            )
+        if task:
+            written = tasks.export(task, questions, out, PROGRAM, style=style or tasks.STYLE, overwrite=overwrite)
+        else:
+            assert rewards is not None
+            chosen = style or reward_files.STYLE
+            written = reward_files.export(rewards, questions, out, PROGRAM, style=chosen, overwrite=overwrite)
+        cli.say(str(written))
         return
     if questions or style:
-        raise cli.WrongUsage("--questions and --style belong to --task.")
+        raise cli.WrongUsage("--questions and --style belong to --task and --rewards.")
     if average and len(average) < 2:
         raise cli.WrongUsage("--average: name at least two runs.")
     cli.say(

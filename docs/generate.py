@@ -24,6 +24,9 @@ FOLDERS = {
     "lora": "LoRA",
     "head": "Classification heads",
     "full": "Full fine-tuning",
+    "sft": "Learning from verdicts: imitate what was right",
+    "dpo": "Learning from verdicts: prefer right over wrong",
+    "grpo": "Learning from verdicts: reinforce what the key rewards",
     "zeroshot": "Off the shelf: nothing is trained",
 }
 # Dense fp16 tensor peak (datasheets) times a share that frozen-base training of this size reaches: assumptions.

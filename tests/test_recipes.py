@@ -11,6 +11,7 @@ import pytest
 from fake_openai import KEY, serving
 
 from cmexam_tune import config, export, prompts, tiny
+from cmexam_tune.config import installed_versions
 from cmexam_tune.core import documents, files, jsonl
 from cmexam_tune.core.schema import Prediction
 from cmexam_tune.predict import main as predict_main
@@ -19,6 +20,7 @@ from cmexam_tune.preprocess import preprocess
 from cmexam_tune.report.papers import entries, published_tables
 from cmexam_tune.train import main as train_main
 from cmexam_tune.train import train
+from cmexam_tune.training import objectives
 
 ROOT = Path(__file__).resolve().parents[1]
 SAMPLE = ROOT / "cmexam_tune" / "sample"
@@ -49,8 +51,9 @@ def kinds() -> dict[tuple[str | None, ...], str]:
 def test_a_name_is_one_recipe_and_its_folder_the_method() -> None:
     assert len(set(NAMES)) == len(NAMES)
     for path in RECIPES:
-        method = config.load_config(path).tuning.method
-        assert path.parent.name in (method, "zeroshot") and path.name.startswith(f"{path.parent.name}_"), path
+        settings = config.load_config(path)
+        folders = (settings.tuning.method, settings.training.objective, "zeroshot")
+        assert path.parent.name in folders and path.name.startswith(f"{path.parent.name}_"), path
 
 
 def test_every_row_has_a_recipe_and_every_recipe_an_entry() -> None:
@@ -158,8 +161,15 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> Words:
         if kind == "chatglm" and settings.model.model_name_or_path[-4:] in ("2-6b", "3-6b"):
             kind = "chatglm2"
         data = folder / row.exam
+        objective = settings.training.objective
+        pairs = data / "pairs.questions.jsonl"
+        if objective == "dpo" and not pairs.is_file():
+            lines = jsonl.read_objects(data / "train.questions.jsonl")
+            jsonl.write(pairs, [{**line, "chosen": "所以答案是A。", "rejected": "所以答案是B。"} for _, line in lines])
+        train_file = pairs if objective == "dpo" else data / "train.questions.jsonl"
         return [
-            f"model.model_name_or_path={models[kind]}", f"data.train={data}/train.questions.jsonl",
+            *(["training.max_completion_length=4"] if objective == "grpo" else []),
+            f"model.model_name_or_path={models[kind]}", f"data.train={train_file}",
             f"data.validation={data}/val.questions.jsonl", f"data.test={data}/val.questions.jsonl",
             "prompt.max_source_length=1024" if kind != "bert" else "prompt.max_source_length=192",
             "data.max_train_samples=6", "data.max_eval_samples=2", "generation.max_new_tokens=2",
@@ -193,7 +203,14 @@ def with_adapter(name: str, adapters: dict[str, Path]) -> list[str]:
     return [f"model.adapter_name_or_path={kind}"]
 
 
-@pytest.mark.parametrize("name", LOCAL)
+def asks_for_trl(names: list[str]) -> list[object]:
+    """Return the names, those that need TRL to be skipped where it is not installed."""
+    skip = pytest.mark.skipif(not installed_versions.has_trl(), reason="TRL is not installed")
+    needy = {name for name in names if objectives.named(config.load_config(name).training.objective).trl_config}
+    return [pytest.param(name, marks=skip) if name in needy else name for name in names]
+
+
+@pytest.mark.parametrize("name", asks_for_trl(LOCAL))
 def test_dry_run(name: str, words: Words, adapters: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
     out = next(word for word in words(name) if word.startswith("out=")).removeprefix("out=")
     places = [*words(name), *with_adapter(name, adapters), f"out={out}-dry"]
@@ -202,7 +219,7 @@ def test_dry_run(name: str, words: Words, adapters: dict[str, Path], capsys: pyt
     assert not Path(f"{out}-dry").exists()
 
 
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("name", asks_for_trl(TRAINED))
 def test_two_steps(name: str, words: Words, adapters: dict[str, Path]) -> None:
     run = train(name, [*words(name), *with_adapter(name, adapters)])
     assert run.finished

@@ -40,6 +40,11 @@ TRL_FILES = {"GRPOConfig": "trainer/grpo_config.py", "DPOConfig": "trainer/dpo_c
 """Where TRL keeps the arguments of its trainers; what they add to transformers' for all trainers is nothing new."""
 
 
+def has_trl() -> bool:
+    """Return whether TRL is installed."""
+    return importlib.util.find_spec("trl") is not None
+
+
 @functools.cache
 def training(trl_config: str | None = None) -> Mapping[str, Any]:
     """Return the fields of `transformers.TrainingArguments` with their annotations (Any: no type of YAML).

@@ -266,12 +266,11 @@ def _with_arguments(section: str, values: Mapping[str, Any], problems: Problems)
         for key, value in values.items()
         if key not in own
     }
-    try:
-        known = installed_versions.arguments(section, _trl_config(section, values, problems))
-    except ConfigError as error:
-        problems.add("training.objective", f"{values.get('objective')} needs TRL, and {error}")
-        known = installed_versions.arguments(section)
-    checked = build(known, foreign, section, problems, also=own)
+    trl_config = _trl_config(section, values, problems)
+    if trl_config is None or installed_versions.has_trl():
+        checked = build(installed_versions.arguments(section, trl_config), foreign, section, problems, also=own)
+    else:
+        checked = foreign  # a run can be opened where nothing could check TRL's names; training asks for TRL
     arguments = foreign if checked is None else {key: checked[key] for key in foreign}
     return {**{key: value for key, value in values.items() if key in own}, "arguments": arguments}
 

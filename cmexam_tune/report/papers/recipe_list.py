@@ -9,8 +9,8 @@ from cmexam_tune.config import find_recipe, read_yaml
 from cmexam_tune.report.papers import entries
 from cmexam_tune.report.table import short
 
-FOLDERS = ("ptuning", "lora", "head", "full", "zeroshot")
-"""Of recipes, in the order of the papers."""
+FOLDERS = ("ptuning", "lora", "head", "full", "sft", "dpo", "grpo", "zeroshot")
+"""Of recipes, in the order of the papers; those that learn from verdicts are named by their objective."""
 NOT_TUNED = "-"
 ROOM = 70
 """GB of a card of 80 GB for weights, of 2 bytes each; here a model answers on one card."""

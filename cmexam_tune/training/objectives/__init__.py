@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from cmexam_tune.config import Config
+from cmexam_tune.config import Config, installed_versions
 from cmexam_tune.core import variants
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.models.adapters import Method
@@ -59,6 +59,10 @@ class Objective(ABC):
         if self.trl_config is None:
             return
         name, data, training = config.training.objective, config.data, config.training
+        if not installed_versions.has_trl():
+            raise ConfigError(
+                f"training.objective={name}: TRL is not installed. pip install 'cmexam_tune[rl]' needs Python 3.11."
+            )
         if not family.learns_by_trl:
             raise ConfigError(
                 f"training.objective={name}: TRL trains decoders that transformers loads by itself (family llama), not "

@@ -173,7 +173,7 @@ def _judge(work: _Work, name: str, source: loading.Source, variants: Sequence[Va
             with ResumableFile(path, meta, remedy="Move it away, or choose another --out.") as file:
                 if not file.known.issuperset(task.keys):
                     cli.note(f"{name} judges {model}" + (f" ({variant})" if variant != "plain" else ""))
-                    judging.judge_missing(file, task, open_judge, source.config.generation.batch_size)
+                    judging.judge_missing(file, task, open_judge, source.config.generation.prompts_at_once)
 
 
 def _fingerprint(task: judging.Task) -> str:

@@ -19,7 +19,7 @@ from cmexam_tune.config import Config
 from cmexam_tune.core.errors import ConfigError, UserError
 from cmexam_tune.core.schema import Question
 from cmexam_tune.evaluation.answer_parsing import letter_sets, parse
-from cmexam_tune.models import adapters, causal, families
+from cmexam_tune.models import adapters, causal, device, families
 from cmexam_tune.models.completion import to_prediction
 from cmexam_tune.models.families import Loaded
 from cmexam_tune.models.families.llama import Llama
@@ -99,6 +99,36 @@ def test_what_does_not_fit_the_memory_is_answered_in_smaller_batches(
     room = 0
     with pytest.raises(UserError, match=r"one prompt at a time .*ried to allocate .*max_new_tokens"):
         list(llama.engine(loaded, config).answer(asked))
+
+
+def test_the_batch_is_what_the_card_carries(model: tuple[Loaded, Config], monkeypatch: pytest.MonkeyPatch) -> None:
+    """auto: the free memory decides, by the power of 2 below; without a card it is the default."""
+    loaded, config = model
+    config = set_generation(config, batch_size="auto")
+    asked = prompts.default_prompts(questions(9), config)
+    expected = {c.request.question.id: c for c in llama.engine(loaded, config).answer(asked)}
+    base: Any = loaded.model.get_base_model() if isinstance(loaded.model, PeftModel) else loaded.model
+    forward, seen = base.forward, list[int]()
+
+    def watched(*args: Any, **inputs: Any) -> Any:
+        seen.append(len(inputs["input_ids"]))
+        return forward(*args, **inputs)
+
+    watched.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined]
+    monkeypatch.setattr(base, "forward", watched)
+    engine = llama.engine(loaded, config)
+    longest = max(len(item.ids) for item in engine.ask(asked))
+    shape, width = base.config, base.dtype.itemsize
+    # One layer's activations, keys and values of all, and the logits, by hand.
+    heads = 2 * shape.num_hidden_layers * shape.num_key_value_heads * shape.head_dim
+    token = width * (heads + 12 * shape.hidden_size + 4 * shape.intermediate_size)
+    row = (longest + engine.new_tokens) * token + 12 * shape.vocab_size
+    for rows, batch in ((0.5, 1), (2.1, 2), (5.9, 4)):
+        monkeypatch.setattr(device, "free_memory", lambda rows=rows: int(row * rows / 0.8))
+        seen.clear()
+        answered = list(llama.engine(loaded, config).answer(asked))
+        assert max(seen) == batch
+        assert {c.request.question.id: c for c in answered} == expected
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -316,8 +316,8 @@ class GenerationConfig:
 
     mode: Literal["generate", "constrained", "likelihood"] = "generate"
     """Free text; only legal answers can be written; the most probable legal answer."""
-    batch_size: Rank = 16
-    """Questions for each forward pass at prediction; changes speed, never an answer."""
+    batch_size: Rank | Literal["auto"] = 16
+    """Questions for each forward pass at prediction, `auto`: what the card's free memory carries; changes no answer."""
     answer_sets: Literal["kind", "single", "multiple"] = "kind"
     """Legal answers: by what the exam prints (unknown kind: one letter), always one letter, always any subset."""
     length_normalization: bool = False
@@ -343,6 +343,11 @@ class GenerationConfig:
     extra_body: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """endpoint only: fields that are sent with every request as they are, for example `{reasoning_effort: low}`."""
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def prompts_at_once(self) -> int:
+        """`batch_size`, or its default where the model's own engine finds it."""
+        return 16 if self.batch_size == "auto" else self.batch_size
 
     def __post_init__(self) -> None:
         """Refuse what would have no effect: several outputs that are all the same, sampling without `do_sample`."""

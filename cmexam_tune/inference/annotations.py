@@ -75,7 +75,7 @@ def outputs(source: loading.Source, questions: Sequence[Question], path: Path, o
             [request for name, request in requests.items() if name not in file.known],
             written,
             open_engine=lambda: loading.open_writer(source, "annotate"),
-            batch_size=source.config.generation.batch_size,
+            batch_size=source.config.generation.prompts_at_once,
             cost=prompt_cost,
             name="annotate",
         )

@@ -231,7 +231,7 @@ def _answer(
         requests,
         predictions,
         open_engine=lambda: loading.open_engine(source),
-        batch_size=source.config.generation.batch_size,
+        batch_size=source.config.generation.prompts_at_once,
         cost=prompt_cost,
     )
 

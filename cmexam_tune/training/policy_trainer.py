@@ -81,7 +81,7 @@ class PolicyTrainer(TRLTrainer, GRPOTrainer):  # type: ignore[misc]
         args: Any = self.args
         chosen = copy.deepcopy(self.generation_config)
         chosen.use_cache = True
-        ends, size, written = {*self.eos_token_ids}, self.config.generation.batch_size, list[Ids]()
+        ends, size, written = {*self.eos_token_ids}, self.config.generation.prompts_at_once, list[Ids]()
         with unwrap_model_for_generation(
             self.model_wrapped, self.accelerator, gather_deepspeed3_params=args.ds3_gather_for_generation
         ) as model:

@@ -59,7 +59,7 @@ def application(
     style, and its system text stands before conversations without one.
     """
     app = FastAPI(title="cmexam_tune", docs_url=None, redoc_url=None, openapi_url=None)
-    batcher = DynamicBatcher(loaded, config.generation.batch_size)
+    batcher = DynamicBatcher(loaded, config.generation.prompts_at_once)
     service = Service(config, loaded, name, limits or Limits(), api_key, batcher, ask_as_trained)
     # What belongs to no route of a protocol is answered in OpenAI's words.
     error_of = openai_protocol.OpenAIRequest.error

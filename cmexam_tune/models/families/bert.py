@@ -173,11 +173,11 @@ class OptionScorer:
 
     def answer(self, requests: Sequence[PromptRequest]) -> Iterator[Completion]:
         """Yield a completion for each request, the longest of a window first; its text is `答案: AC`, or nothing."""
-        for window in windows(requests, self._config.generation.batch_size):
+        for window in windows(requests, self._config.generation.prompts_at_once):
             yield from self._answer(window)
 
     def _answer(self, requests: Sequence[PromptRequest]) -> Iterator[Completion]:
-        loaded, size = self._loaded, self._config.generation.batch_size
+        loaded, size = self._loaded, self._config.generation.prompts_at_once
         head, labels = _head(loaded), _label_list(loaded)
         limit = position_limit(loaded.model.config)
         sources = _sources(loaded, [request.question for request in requests], self._config.prompt)

@@ -59,7 +59,7 @@ class Decoder(PromptTokens):
         """More of transformers' stopping criteria, for `generate`."""
         self.row_options: dict[str, RowOptions] = {}
         """Id of a question -> what `generate` does for it alone."""
-        self._halvings = 0
+        self._size, self._halvings = config.generation.prompts_at_once, 0
 
     def effective_generation_config(self) -> dict[str, Any]:
         """Return how answers are made, whatever decided it, as JSON holds it: for the note beside the predictions."""
@@ -84,13 +84,26 @@ class Decoder(PromptTokens):
         return self._in_mode(FreeText(self), requests)
 
     def _in_mode(self, mode: "Mode", requests: Sequence[PromptRequest]) -> Iterator[Completion]:
-        for window in windows(requests, self.config.generation.batch_size):
+        for window in windows(requests, self.config.generation.prompts_at_once):
             yield from self._within_memory(mode, window)
 
     @property
     def batch_size(self) -> int:
         """Prompts that are answered together: `generation.batch_size`, halved each time it did not fit the card."""
-        return max(self.config.generation.batch_size >> self._halvings, 1)
+        return max(self._size >> self._halvings, 1)
+
+    def _fit_batch(self, longest: int) -> None:
+        """Find `generation.batch_size=auto` for prompts of so many tokens.
+
+        Under ZeRO-3 processes take every step together, whatever is free on each card.
+        """
+        zero3: bool = is_deepspeed_zero3_enabled()  # type: ignore[no-untyped-call]
+        if self.config.generation.batch_size == "auto" and not zero3:
+            generation = self.config.generation
+            writes = generation.mode == "generate"
+            new = (self.new_tokens if writes else 0) + generation.thinking_tokens
+            beams = int(generation.arguments.get("num_beams") or 1)
+            self._size = kv_cache.rows_that_fit(self.model, longest + new, beams) or generation.prompts_at_once
 
     def _within_memory(self, mode: "Mode", requests: Sequence[PromptRequest]) -> Iterator[Completion]:
         """Yield what `mode` makes of requests; those of a batch that the card cannot hold are asked in smaller ones."""
@@ -140,6 +153,7 @@ class Decoder(PromptTokens):
             groups.setdefault((item.request.system, item.request.examples), []).append(item)
         rest = [item for group in groups.values() if len(group) < FEW for item in group]
         large = [group for group in groups.values() if len(group) >= FEW] + [rest] * bool(rest)
+        self._fit_batch(max((len(item.ids) for item in items), default=0))
         size = self.batch_size
         for group in sorted(large, key=lambda group: -max(len(item.ids) for item in group)):
             start = None

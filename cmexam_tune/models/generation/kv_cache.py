@@ -14,14 +14,17 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from cmexam_tune.core.errors import ConfigError
+from cmexam_tune.models import device
 from cmexam_tune.models.causal import left_padded
 from cmexam_tune.models.features import Ids
 from cmexam_tune.models.generation.allowed_answers import AnswerTrie
 from cmexam_tune.models.precision import check_numbers
-from cmexam_tune.models.prefix import PrefixEncoder, find_encoder
+from cmexam_tune.models.prefix import PrefixEncoder, Shape, find_encoder
 
 CHUNK = 256
 """Tokens whose log-probabilities are held at once."""
+USED, MOST = 0.8, 256
+"""Share of the free memory that is counted on, and most rows of a batch: from there on nothing gets faster."""
 SHORTEST = 32
 """Tokens from which on a common beginning is read apart."""
 
@@ -56,6 +59,28 @@ class PrefixCache(DynamicCache):
         super().__init__(config=config)
         states = encoder().permute(1, 2, 0, 3)[:, None]
         self.layers = [PrefixLayer(states[2 * i], states[2 * i + 1]) for i in range(len(self.layers))]
+
+
+def rows_that_fit(model: Any, tokens: int, copies: int = 1) -> int | None:
+    """Return how many rows of so many tokens the card's free memory carries, a power of 2; None: there is no card.
+
+    A token's keys and values of all layers are kept; of a prompt also one layer's activations, about 12 vectors of the
+    hidden size and 4 of the intermediate one, and of each row the last logits, three times in float32.
+
+    Args:
+        model: what is asked, on its card.
+        tokens: of the longest prompt with its answer.
+        copies: beams of a row.
+    """
+    free = device.free_memory()
+    if free is None:
+        return None
+    config, number = model.config, model.dtype.itemsize
+    shape = Shape.of(config, 0)
+    inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+    a_token = number * (2 * shape.layers * shape.token_dim + 12 * config.hidden_size + 4 * inner)
+    rows: int = int(USED * free) // (copies * (tokens * a_token + 3 * 4 * config.vocab_size))
+    return int(1 << min(max(rows, 1), MOST).bit_length() - 1)
 
 
 def empty(model: Any) -> DynamicCache:

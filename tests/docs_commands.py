@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import functools
+import importlib.util
 import io
 import re
 import runpy
@@ -121,6 +122,11 @@ def known_keys() -> set[str]:
     """Return every `section.key` of a config."""
     found = {f"{name}.{field.name}" for name, cls in settings.SECTIONS.items() for field in dataclasses.fields(cls)}
     found |= {f"training.{name}" for name in installed_versions.training()}
+    if importlib.util.find_spec("trl"):  # an extra
+        for trl_config in installed_versions.TRL_FILES:
+            found |= {f"training.{name}" for name in installed_versions.training(trl_config)}
+    else:
+        found |= {"training.max_completion_length"}
     found |= {f"generation.{name}" for name in installed_versions.generation()}
     for method in variants.names("tuning"):
         found |= {f"tuning.{field.name}" for field in dataclasses.fields(adapters.named(method).Settings)}

@@ -3,8 +3,8 @@
 const wording = text => Array.isArray(text) ? both(escape(text[0]), escape(text[1])) : phrase(text);
 const plainly = text => Array.isArray(text) ? word(...text) : text;
 
-function computedTable({title, note, head, lines}) {
-  const heading = title.length ? `<h3>${wording(title)}</h3>` : "";
+function computedTable({title, note, head, lines}, of) {
+  const heading = title.length && wording(title) !== wording(of) ? `<h3>${wording(title)}</h3>` : "";
   return heading + table(head.map(wording), lines.map(cells => ({cells: cells.map(wording)})), {sortable: false}) +
     (note.length ? `<p class="soft">${wording(note)}</p>` : "");
 }
@@ -21,5 +21,5 @@ function computedBars(items) {
 }
 
 for (const {key, title, bars: items, tables} of R.sections) {
-  section(key, escape(title[0]), escape(title[1]), computedBars(items) + tables.map(computedTable).join(""));
+  section(key, escape(title[0]), escape(title[1]), computedBars(items) + tables.map(one => computedTable(one, title)).join(""));
 }

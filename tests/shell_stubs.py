@@ -18,7 +18,7 @@ exit "$status"
 """
 PROGRAMS = (
     "cmexam-tune", "python", "python3", "torchrun", "deepspeed", "make", "pip", "hf", "vllm", "ollama", "lm_eval",
-    "docker", "sbatch", "apt",
+    "docker", "sbatch", "ray", "kubectl", "apt",
 )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -236,7 +236,7 @@ def test_commands_hand_over_what_was_asked_for(tmp_path: Path) -> None:
 def folder(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path
     if (tmp_path / "pids").exists():
-        assert ended(tmp_path), "a server is left"
+        assert ended(pids(tmp_path)), "a server is left"
 
 
 def predict(folder: Path, words: list[str]) -> int | None:
@@ -267,14 +267,16 @@ def pids(folder: Path) -> list[int]:
     return [int(pid) for pid in (folder / "pids").read_text().split()]
 
 
-def ended(folder: Path, seconds: float = 20) -> bool:
-    """Whether the server and its worker end in time."""
+def wait_until(reached: Callable[[], bool], seconds: float) -> bool:
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if not any(is_running(pid) for pid in pids(folder)):
-            return True
-        time.sleep(0.02)
-    return False
+    while not reached() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return reached()
+
+
+def ended(pids: list[int], seconds: float = 20) -> bool:
+    """Whether processes end in time."""
+    return wait_until(lambda: not any(map(is_running, pids)), seconds)
 
 
 def is_running(pid: int) -> bool:
@@ -308,32 +310,26 @@ def test_a_server_that_cannot_start(folder: Path) -> None:
     assert "p.jsonl.engine.log" in str(caught.value) and not (folder / "p.jsonl").exists()
 
 
-def wait_for(folder: Path, count: int) -> None:
-    deadline = time.monotonic() + 60
-    while asked(folder) < count and time.monotonic() < deadline:
-        time.sleep(0.005)
-
-
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="looks for processes in /proc")
 def test_kills_leave_no_server_and_lose_and_double_nothing(folder: Path) -> None:
     words = command(folder, fake(folder))[1:]
     program = forked_programs.Program("predict", words)
-    wait_for(folder, 10)
+    wait_until(lambda: asked(folder) >= 10, 60)
     program.kill()
-    assert ended(folder), "killed predict"
+    assert ended(pids(folder)), "killed predict"
     before = asked(folder)
     program = forked_programs.Program("predict", words)
-    wait_for(folder, before + 10)
+    wait_until(lambda: asked(folder) >= before + 10, 60)
     os.kill(pids(folder)[0], signal.SIGKILL)
     status, _, said = program.wait()
     assert status == 1 and "vllm 0.0.fake has ended. What was answered is kept" in said, said
-    assert ended(folder), "killed server"
+    assert ended(pids(folder)), "killed server"
     before = asked(folder)
     program = forked_programs.Program("predict", words)
-    wait_for(folder, before + 10)
+    wait_until(lambda: asked(folder) >= before + 10, 60)
     os.kill(pids(folder)[0], signal.SIGKILL)
     program.kill()
-    assert ended(folder), "both"
+    assert ended(pids(folder)), "both"
     predict(folder, fake(folder))
     predictions = [p.question_id for p in jsonl.read(folder / "p.jsonl", Prediction)]
     assert predictions == [q.id for q in questions(60)]

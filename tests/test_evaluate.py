@@ -346,6 +346,32 @@ def test_questions_of_one_case_are_drawn_together():
     assert "McNemar" not in sections.comparison(against, "a").title
 
 
+def test_a_comparison_says_when_only_what_computed_the_answers_differs(files):
+    questions, predictions = _records()
+    text = f"答案: {'B' if '答案: A' in predictions[0].text else 'A'}"
+    other = [replace(predictions[0], text=text), *predictions[1:]]
+    jsonl.write(files / "served.jsonl", [{"question_id": p.question_id, "text": p.text} for p in other])
+
+    def note(name, decoding, **model):
+        config = {"model": {"model_name_or_path": "m", **model}, "prompt": {"style": "answer"}, "generation": {}}
+        values = {"config": config, "versions": {"transformers": "5.0"}, "result": {"decoding": decoding}}
+        (files / f"{name}.jsonl.meta.json").write_text(json.dumps(values), encoding="utf-8")
+
+    def said():
+        compared = evaluate(files / "served.jsonl", questions, baseline=files / "predictions.jsonl").comparison
+        return sections.comparison(compared, "served").note
+
+    note("predictions", {"dtype": "float32"}, engine=None)
+    served = {"dtype": "bfloat16", "engine": "vllm", "engine_version": "0.32.0", "batch_invariant": True}
+    note("served", served, engine="vllm", engine_command="x", dtype="auto")
+    assert "vllm 0.32.0 (bfloat16, batch-invariant) instead of transformers 5.0 (float32)): 1 of 60 answers" in said()
+    assert "did not change, as far as these questions show" in said()
+    note("served", served, engine="vllm", model_name_or_path="another")
+    assert "computed" not in said()
+    note("served", {"dtype": "float32"}, engine=None)
+    assert "computed" not in said()
+
+
 def test_a_part_is_scored_only_where_asked_for_and_said(files):
     questions, predictions = _records()
     with pytest.raises(DataError, match=r"--answered-only scores the questions.* --limit N the first"):

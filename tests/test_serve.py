@@ -871,6 +871,26 @@ def test_terminal(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     assert len(said) == 3 and said[2] == f"{chat.HELP}\n/hepl: unknown.\n{chat.HELP}\n{said[0]}"
 
 
+def test_a_message_that_cannot_be_answered_ends_no_conversation(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Qwen-1 refuses more tokens than its `seq_length`; what was said before stays, the message does not."""
+    reply, asked = conversation.reply, []
+
+    def refuse_the_second(config: Any, loaded: Any, messages: Any) -> Any:
+        asked.append([message["content"] for message in messages])
+        if len(asked) == 2:
+            raise UserError("beyond seq_length=8192")
+        return reply(config, loaded, messages)
+
+    monkeypatch.setattr(conversation, "reply", refuse_the_second)
+    monkeypatch.setattr("sys.stdin", io.StringIO("first\n\nsecond\n\nthird\n\n"))
+    assert chat.main(["--run", str(run)]) is None
+    assert "beyond seq_length=8192" in capsys.readouterr().err
+    assert [messages[-1] for messages in asked] == ["first", "second", "third"]
+    assert asked[2][0] == "first" and "second" not in asked[2]
+
+
 def test_prefix_runs_answer_too(folder: Path) -> None:
     run = trained(folder, "ptuning_chatglm2", "chatglm2", "tuning.num_virtual_tokens=4")
     config, loaded = loading.load_writer(run)

@@ -30,18 +30,14 @@ class Reply(NamedTuple):
     completion_tokens: int
 
 
-class TooLong(UserError):
-    """A conversation for which the model has no positions left."""
-
-
 def reply(config: Config, loaded: Loaded, messages: Messages) -> Reply:
     """Return what the model says to the last message of a conversation.
 
     Earlier turns count where the model's template has a form for them, see `remembers`.
 
     Raises:
-        TooLong: more tokens than the model has positions for.
-        UserError: no message is the user's, or unusable generation settings.
+        UserError: more tokens than the model has positions for, no message is the user's, or unusable generation
+            settings.
     """
     request = to_request(messages, prompts.resolve_style(config.prompt))
     # Where it samples, a conversation is not to be repeated.
@@ -58,7 +54,7 @@ def _check_length(decoder: Any, request: prompts.PromptRequest) -> None:
     """Refuse more than the model has positions for: its attention would need memory without end."""
     (item,) = decoder.ask([request])
     if decoder.positions is not None and len(item.ids) > decoder.positions:
-        raise TooLong(
+        raise UserError(
             f"the conversation takes {len(item.ids):,} tokens, this model has {decoder.positions:,} positions. "
             "Say it shorter, or forget what was said before with /reset."
         )

@@ -293,6 +293,19 @@ def test_flash_attention_has_no_alibi(tmp_path: Path) -> None:
         checkpoint.read_weights(AutoModelForCausalLM, named, checkpoint.read_config(named))
 
 
+def test_more_words_keep_the_normalised_head() -> None:
+    """transformers puts a plain matrix in its place, as for an adapter that brings a larger vocabulary."""
+    model = make("baichuan2")
+    ids = torch.tensor([[3, 4, 5, 6]])
+    words = model.config.vocab_size
+    with torch.no_grad():
+        before = model(input_ids=ids).logits
+        model.resize_token_embeddings(words + 8)
+        after = model(input_ids=ids).logits
+    assert isinstance(model.lm_head, baichuan.NormHead)
+    assert torch.allclose(after[..., :words], before, atol=1e-6) and after.shape[-1] == words + 8
+
+
 def test_gradients_go_through_the_normalised_head() -> None:
     head = baichuan.NormHead(6, 4, bias=False)
     hidden, weight = torch.randn(3, 6), head.weight.detach().clone().requires_grad_()

@@ -75,6 +75,14 @@ class BaichuanForCausalLM(Release, LlamaForCausalLM):
             self.lm_head = NormHead(config.hidden_size, config.vocab_size, bias=False)
             self.post_init()
 
+    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
+        """Take another output matrix; of one that replaces a NormHead, as where words are added, only the weight."""
+        if isinstance(self.lm_head, NormHead) and not isinstance(new_embeddings, NormHead):
+            rows: Any = new_embeddings.weight
+            new_embeddings = NormHead(rows.shape[1], rows.shape[0], bias=False, device="meta")
+            new_embeddings.weight = rows
+        super().set_output_embeddings(new_embeddings)
+
     @staticmethod
     def only_released(config: Any) -> bool:
         """Return whether the model has ALiBi, as no LLaMA of transformers has."""

@@ -16,9 +16,10 @@ from cmexam_tune.evaluation.grading import Graded
 from cmexam_tune.evaluation.prediction_metadata import PredictionMetadata
 from cmexam_tune.evaluation.scorers import STANDARD, Scorer
 from cmexam_tune.interop import predictions as other_tools
+from cmexam_tune.interop.sealing import verifying
 from cmexam_tune.quality import contamination
 from cmexam_tune.quality import errata as known_errors
-from cmexam_tune.report import building, identity, sections, writing
+from cmexam_tune.report import building, identity, sections, table, writing
 from cmexam_tune.report.papers import published_tables
 from cmexam_tune.training.run_directory import log
 
@@ -40,6 +41,7 @@ examples:
   cmexam-tune evaluate --predictions predictions.jsonl --questions test.questions.jsonl --out report
   cmexam-tune evaluate --predictions predictions.jsonl --questions test.questions.jsonl --out report --profile all
   cmexam-tune evaluate --predictions tuned.jsonl --baseline zeroshot.jsonl --questions test.questions.jsonl --out report
+  cmexam-tune evaluate --verify sealed/lora_llama --questions test.questions.jsonl
   cmexam-tune evaluate --predictions seed1.jsonl --predictions seed2.jsonl --questions test.questions.jsonl --out report
 """
 
@@ -260,18 +262,27 @@ def _epilog() -> str:
 @cli.program(evaluate, _epilog)
 def main(
     *,
-    predictions: Sequence[File],
-    questions: File,
-    out: Folder,
+    predictions: Sequence[File] = (),
+    questions: File | None = None,
+    out: Folder = "",
+    verify: Folder = "",
     baseline: File | None = None,
     plots: bool = False,
     **options: Any,
-) -> None:
-    """Score predictions and write a report.
+) -> int:
+    """Score predictions and write a report, or recompute a sealed folder.
 
     Args:
+        verify: recompute a folder of `export --results` and name what does not reproduce (exit status 1); with
+            --questions also what follows from the questions' texts.
         plots: also write the charts as PNG and SVG to DIR/plots.
     """
+    if verify:
+        if predictions or out or baseline or plots or options:
+            raise cli.WrongUsage("--verify takes --questions and nothing else.")
+        return _verify(verify, questions)
+    if questions is None or not (predictions and out):
+        raise cli.WrongUsage("--predictions, --questions and --out are needed (or --verify DIR).")
     report = evaluate(predictions, questions, out, baseline=baseline, **options)
     if plots:
         from cmexam_tune.report.plots import draw
@@ -279,6 +290,24 @@ def main(
         draw(report, Path(out))
     show(report)
     cli.say(f"report: {Path(out) / 'report.html'}")
+    return 0
+
+
+def _verify(folder: str | Path, questions: str | Path | None) -> int:
+    """Print what of a sealed folder does not reproduce, and return the exit status."""
+    verified = verifying.verify(folder, questions)
+    for problem in verified.problems:
+        cli.say(f"does not reproduce: {problem}")
+    for remark in verified.remarks:
+        cli.say(f"note: {remark}")
+    if verified.problems or verified.derived is None:
+        return 1
+    accuracy = verified.derived.scores[STANDARD]["accuracy"]
+    cli.say(
+        f"{folder}: reproduces ({len(verified.questions):,} questions, {len(verified.derived.scores)} profiles, "
+        f"accuracy {table.cell('accuracy', accuracy)}%)\nseal: {verified.seal}"
+    )
+    return 0
 
 
 def show(report: building.FullReport) -> None:

@@ -1,10 +1,11 @@
-"""A trained run as something that other libraries load, checked on the way; and questions as other tools' tasks."""
+"""A trained run for other libraries, questions as other tools' tasks, and results that others can recompute."""
 
 import contextlib
 import dataclasses
 import os
 import shutil
 from collections.abc import Callable, Sequence
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,6 +14,7 @@ from cmexam_tune.core import cli, files, libraries
 from cmexam_tune.core.cli import File, Flag, Folder, Override
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.interop import reward_files, tasks
+from cmexam_tune.interop.sealing import sealed_folder
 
 if TYPE_CHECKING:
     import torch
@@ -237,6 +239,7 @@ EXAMPLES = """examples:
   cmexam-tune export --run runs/lora_qwen --out models/exam-qwen --push my-name/exam-qwen --license apache-2.0
   cmexam-tune export --task lm-eval --questions data/cmexam/test.questions.jsonl --out tasks/cmexam
   cmexam-tune export --rewards verl --questions data/cmexam/train.questions.jsonl --out rewards/verl
+  cmexam-tune export --results predictions.jsonl --questions data/cmexam/test.questions.jsonl --out sealed/lora_llama
   cmexam-tune export --average runs/seed1 runs/seed2 runs/seed3 --out adapters/exam-mean"""
 
 
@@ -247,8 +250,11 @@ def main(
     average: Annotated[Sequence[str], Flag("RUN")] = (),
     task: tasks.Tool | None = None,
     rewards: reward_files.Framework | None = None,
+    results: File | None = None,
     questions: File | None = None,
     style: Annotated[str | None, Flag("NAME|FILE")] = None,
+    name: str = "",
+    benchmark: Annotated[str | None, Flag("OWNER/NAME")] = None,
     out: Folder,
     merge: bool = False,
     format: Format | None = None,
@@ -262,17 +268,34 @@ def main(
 
     The export is read back first: it is kept only if it gives the trained model's logits. Or, with --task, write
     questions as the task files of another evaluation tool; `evaluate` reads what it predicts. Or, with --rewards, write
-    questions and the rewards of their answers for another framework of reinforcement learning.
+    questions and the rewards of their answers for another framework of reinforcement learning. Or, with --results, seal
+    predictions: outputs, config and scores without the questions' texts, which `evaluate --verify` recomputes.
 
     Args:
         run: folder of a finished training run.
         average: several runs: the mean of their LoRA adapters.
         task: write --questions as this tool's task files.
         rewards: write the reward file of this framework, and --questions in its format.
-        questions: with --task or --rewards: a questions file.
+        results: predictions to seal, with what `predict` recorded beside them.
+        questions: with --task, --rewards or --results: a questions file.
         style: with --task or --rewards: prompt style or file (default: cmb_answer, for --rewards cmb_cot).
+        name: with --results: what the system is called (default: its run, model or file).
+        benchmark: with --results: dataset of the hub whose leaderboard the score is for; adds eval_results.yaml.
     """
-    source = cli.exactly_one(run=run, average=average, task=task, rewards=rewards)
+    source = cli.exactly_one(run=run, average=average, task=task, rewards=rewards, results=results)
+    if results:
+        if questions is None or merge or format or style or overrides or push:
+            raise cli.WrongUsage(
+                "--results takes --questions, --name, --benchmark, --out and --overwrite, and needs --questions."
+            )
+        day = date.today().isoformat()
+        seal = sealed_folder.seal(
+            results, questions, out, PROGRAM, day, name=name, benchmark=benchmark, overwrite=overwrite
+        )
+        cli.say(f"{out}\nseal: {seal}")
+        return
+    if name or benchmark:
+        raise cli.WrongUsage("--name and --benchmark belong to --results.")
     if task or rewards:
         if questions is None or merge or format or overrides or push:
             raise cli.WrongUsage(
@@ -287,7 +310,7 @@ def main(
         cli.say(str(written))
         return
     if questions or style:
-        raise cli.WrongUsage("--questions and --style belong to --task and --rewards.")
+        raise cli.WrongUsage("--questions belongs to --task, --rewards and --results, --style to the first two.")
     if average and len(average) < 2:
         raise cli.WrongUsage("--average: name at least two runs.")
     cli.say(

@@ -23,7 +23,7 @@ from cmexam_tune.core.errors import ConfigError, DataError, TrainingStopped
 from cmexam_tune.models import Loaded, adapters, families
 from cmexam_tune.rewards import Reward
 from cmexam_tune.train import train
-from cmexam_tune.training import arguments, logits, monitor, objectives
+from cmexam_tune.training import arguments, estimate, logits, monitor, objectives
 from cmexam_tune.training.data.questions import QuestionFiles
 from cmexam_tune.training.policy_trainer import PolicyTrainer
 from cmexam_tune.training.run_directory import run as runs
@@ -328,6 +328,15 @@ def test_a_step_has_so_many_questions(world: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"24 rows .* no multiple of training\.per_device_train_batch_size=16"):
         training = {"global_batch_size": 3, "num_generations": 8, "per_device_train_batch_size": 16}
         arguments.build(config_of(world, tmp_path, "grpo", training=training), tmp_path)
+
+
+def test_the_dry_run_says_what_is_written(world: Path, tmp_path: Path) -> None:
+    text = str(estimate.dry_run(config_of(world, tmp_path, "grpo"), asked(config_of(world, tmp_path, "grpo"))))
+    assert f"outputs in each step             8  (4 of each question, at most {LENGTH} tokens: 96 written" in text
+    # Tiny model: 2 layers, keys and values of 2 bytes a number, for 8 outputs of the longest question and its output.
+    assert "largest generation" in text and "(8 outputs of" in text
+    dpo = config_of(world, tmp_path, "dpo")
+    assert "outputs in each step" not in str(estimate.dry_run(dpo, asked(dpo)))
 
 
 REFUSED = {

@@ -18,6 +18,7 @@ from cmexam_tune.report import baselines
 from cmexam_tune.report.calibration import Calibration, calibration
 from cmexam_tune.report.item_response import ItemResponse, item_response
 from cmexam_tune.report.option_orders import OptionOrders, option_orders
+from cmexam_tune.report.stages import Stages, stages
 from cmexam_tune.report.table import COLUMNS, Bar, Table, Text, cell, escape_markdown, for_page, short
 
 if TYPE_CHECKING:
@@ -491,6 +492,62 @@ def _context(runs: Sequence[ContextUse]) -> list[Table]:
     return [Table(head, lines, Text("With and without passages", "有无参考段落"), note)]
 
 
+PARTS = {
+    "all": Text("all questions", "所有题"),
+    "single": Text("one right letter", "单个正确字母"),
+    "several": Text("several right letters", "多个正确字母"),
+}
+
+
+def _stages(numbers: Stages) -> list[Table]:
+    steps = tuple(
+        (
+            f"{step.first} | {step.second}",
+            PARTS[step.part],
+            *(f"{count:,}" for count in (step.both, step.only_first, step.only_second, step.neither)),
+            f"{step.difference:+.2f}",
+            f"{step.p_value:.4g}",
+            f"{step.adjusted_p:.4g}",
+        )
+        for step in numbers.steps
+    )
+    manners = tuple(
+        (
+            manner.run,
+            *(cell("", value) for value in (manner.unreadable, manner.impossible, manner.at_once)),
+            *("-" if value is None else f"{value:.0f}" for value in (manner.length_right, manner.length_wrong)),
+        )
+        for manner in numbers.manners
+    )
+    counts = (
+        Text("both right", "都对"),
+        Text("only the first", "仅前者对"),
+        Text("only the second", "仅后者对"),
+        Text("neither", "都错"),
+    )
+    tests = (Text("p (McNemar)", "p（McNemar）"), Text("p (Holm)", "p（Holm）"))
+    writes = (
+        Text("unreadable %", "读不出 %"),
+        Text("impossible %", "题型不符 %"),
+        Text("answer at once %", "开头即答 %"),
+        Text("characters, right", "字数（对）"),
+        Text("characters, wrong", "字数（错）"),
+    )
+    note = Text(
+        "Impossible: several letters where the exam prints that one is right, or one where it prints several. At once: "
+        "the answer stands in the first 20 characters",
+        "题型不符：卷面印明单选却答多个字母，或印明多选却只答一个。开头即答：前 20 个字符里已有答案",
+    )
+    return [
+        Table(
+            ("", Text("questions", "题目"), *counts, Text(SECOND_MINUS_FIRST, "后者减前者"), *tests),
+            steps,
+            Text("What each run gained and lost", "每次运行的得与失"),
+        ),
+        Table(("", *writes), manners, Text("How each run writes", "每次运行的写法"), note),
+    ]
+
+
 SECTIONS: tuple[Section, ...] = (
     Section("intervals", lambda of: text_intervals(of.graded, of.scorer.smoothing), _intervals),
     Section("partial_credit", lambda of: breakdowns.partial_credit(of.graded), _credit),
@@ -505,6 +562,7 @@ SECTIONS: tuple[Section, ...] = (
         _item_response,
         title=Text("Ability and difficulty", "能力与难度"),
     ),
+    Section("stages", lambda of: stages(of.runs), _stages, title=Text("Gained and lost", "得与失")),
     Section("context", context_use, _context, title=Text("Passages", "参考段落")),
     Section("explanations", lambda of: breakdowns.consistency(of.graded), _consistency),
 )

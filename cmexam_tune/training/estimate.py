@@ -16,7 +16,7 @@ import torch
 from cmexam_tune.config import Config
 from cmexam_tune.core.errors import first_line
 from cmexam_tune.models import checkpoint, device
-from cmexam_tune.training import arguments
+from cmexam_tune.training import arguments, objectives
 from cmexam_tune.training.data.batches import TrainingData
 from cmexam_tune.training.data.encoding import Encoder, truncation_table
 from cmexam_tune.training.data.questions import QuestionFiles
@@ -192,7 +192,12 @@ def dry_run(config: Config, questions: QuestionFiles, card_name: str | None = No
         ),
         processes=world,
         local=local,
-        truncation=truncation_table(encoded.truncation, config.prompt),
+        truncation="\n".join(
+            [
+                truncation_table(encoded.truncation, config.prompt),
+                *objectives.named(training.objective).foreseen(config, model.config, max(encoded.lengths)),
+            ]
+        ),
         card=card,
         dtype="4 bits" if config.model.load_in_4bit else str(checkpoint.dtype(config.model)).removeprefix("torch."),
         verdict=verdict(config, needed, card),

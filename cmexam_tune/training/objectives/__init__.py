@@ -91,6 +91,16 @@ class Objective(ABC):
         """Return how many rows of a batch a question takes."""
         return 1
 
+    def foreseen(self, config: Config, shape: Any, longest: int) -> list[str]:
+        """Return lines of the dry run about what this objective adds.
+
+        Args:
+            config: what is to be trained.
+            shape: the model's config.
+            longest: tokens of the longest training question, with its completion.
+        """
+        return []
+
     @abstractmethod
     def trainer(self, task: Task) -> "SafeTrainer":
         """Return the trainer; everything that can be wrong with the data is found here.

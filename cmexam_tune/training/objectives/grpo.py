@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 GENERATIONS = 8
 """TRL's own default."""
+COMPLETION_LENGTH = 512
+"""TRL's own default."""
 
 
 class GRPO(Objective):
@@ -55,6 +57,25 @@ class GRPO(Objective):
     def rows_per_question(self, config: Config) -> int:
         """Return how many outputs are sampled for a question."""
         return int(config.training.arguments.get("num_generations") or GENERATIONS)
+
+    def foreseen(self, config: Config, shape: Any, longest: int) -> list[str]:
+        """Return the outputs and tokens of a step, and the cache of keys and values of the largest generation."""
+        values = config.training.arguments
+        micro = int(values.get("per_device_train_batch_size", 8)) * int(values.get("gradient_accumulation_steps", 1))
+        questions = config.training.global_batch_size
+        outputs = questions * self.rows_per_question(config) if questions else micro
+        length = int(values.get("max_completion_length") or COMPLETION_LENGTH)
+        rows, slots = min(config.generation.prompts_at_once, outputs), longest + length
+        heads = int(getattr(shape, "num_key_value_heads", None) or shape.num_attention_heads)
+        width = int(getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads)
+        # Keys and values, of 2 bytes a number.
+        cache = 4 * int(shape.num_hidden_layers) * heads * width * rows * slots
+        return [
+            f"outputs in each step      {outputs:>8}  ({self.rows_per_question(config)} of each question, at most "
+            f"{length} tokens: {outputs * length:,} written, {outputs * slots:,} trained on)",
+            f"largest generation        {cache / 2**30:>8.2f} GiB of keys and values in half precision ({rows} outputs "
+            f"of {slots} tokens), beside what is listed below",
+        ]
 
     def trainer(self, task: Task) -> "SafeTrainer":
         """Return the trainer of sampled outputs."""

@@ -402,7 +402,7 @@ def test_a_run_without_signal_is_stopped(world: Path, tmp_path: Path, monkeypatc
 @pytest.mark.parametrize("stage", ["", "zero2", "zero3"])
 def test_two_processes(world: Path, tmp_path: Path, objective: str, stage: str) -> None:
     config = config_of(world, tmp_path / "run", objective, training={
-        "max_steps": 2, "save_steps": 1, "per_device_train_batch_size": 2, **({"deepspeed": stage} if stage else {}),
+        "max_steps": 2, "save_steps": 1, "per_device_train_batch_size": 1, **({"deepspeed": stage} if stage else {}),
     })  # fmt: skip
     (tmp_path / "recipe.yaml").write_text(dump_config(config), "utf-8")
     command = [*training_kit.torchrun(), "--config", str(tmp_path / "recipe.yaml")]

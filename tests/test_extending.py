@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,11 +13,14 @@ pytest.importorskip("torch")
 
 import training_kit
 import yaml
+from kit import changed
 
 from cmexam_tune.__main__ import main
+from cmexam_tune.config import parse_config
 from cmexam_tune.core import jsonl
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.core.schema import Prediction, Question
+from cmexam_tune.training.run_directory.run import open_run
 
 ROOT = Path(__file__).resolve().parents[1]
 BLOCKS = re.findall(r"```python\n# (.*?)\n(.*?)```", (ROOT / "docs" / "extending.md").read_text("utf-8"), re.DOTALL)
@@ -38,8 +42,8 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def test_the_page_has_one_of_each() -> None:
     assert sorted(MODULES) == [
-        "my_lab/hospital.py", "my_lab/lenient.py", "my_lab/norms.py", "my_lab/packed.py", "my_lab/partly_right.py",
-        "my_lab/ward.py",
+        "my_lab/focal.py", "my_lab/hospital.py", "my_lab/lenient.py", "my_lab/norms.py", "my_lab/packed.py",
+        "my_lab/partly_right.py", "my_lab/ward.py",
     ]  # fmt: skip
 
 
@@ -63,6 +67,27 @@ def test_a_method_and_a_family_of_a_stranger(lab: Path) -> None:
     )
     changed = {name for name in before if not before[name].equal(after[name])}
     assert changed and all("layernorm" in name for name in changed) and "model.norm.weight" not in changed
+
+
+def test_a_loss_of_a_stranger(lab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The focal loss is cross-entropy at gamma 0, which the package computes without it, and smaller at 2."""
+    training_kit.world(lab)
+    config = lab / "experiment.yaml"
+    values = training_kit.recipe(lab, training__max_steps=2, data__validation=[str(lab / "val.jsonl")]).to_dict()
+    config.write_text(yaml.safe_dump(values, allow_unicode=True), encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"training\.objective: 'my_lab\.focal' is a module from outside"):
+        parse_config(changed(values, {"training__objective": "my_lab.focal"}))
+    assert "my_lab.focal" not in sys.modules, "a file made it run"
+
+    def losses(objective: str) -> list[float]:
+        assert not main(["train", "--config", str(config), f"training.objective={objective}", f"out={lab / objective}"])
+        return training_kit.losses(open_run(lab / objective))
+
+    plain = losses("sft")
+    assert all(focal < cross for focal, cross in zip(losses("my_lab.focal"), plain, strict=True))
+    monkeypatch.setattr(sys.modules["my_lab.focal"], "GAMMA", 0.0)
+    shutil.rmtree(lab / "my_lab.focal")
+    assert losses("my_lab.focal") == pytest.approx(plain, rel=1e-5)
 
 
 def test_an_exam_and_a_profile_of_a_stranger(lab: Path) -> None:

@@ -125,7 +125,7 @@ def expected_gradient(config: Config, loss_type: str, scale: str, values: Mappin
             if own:  # the loss of supervised tuning: minus the sum of log-probabilities of the labels
                 labels = ids.clone()
                 labels[0, : len(item.ids)] = -100
-                total = -label_logits.loss(model, {"input_ids": ids}, labels, 0.0)
+                total = -label_logits.loss(model, {"input_ids": ids}, labels)
             else:
                 scores = torch.log_softmax(model(input_ids=ids).logits[0, :-1], -1)
                 total = scores.gather(-1, ids[0, 1:, None])[-len(target) :, 0].sum()

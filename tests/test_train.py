@@ -20,7 +20,7 @@ from cmexam_tune import config
 from cmexam_tune import train as program
 from cmexam_tune.core.errors import ConfigError, UserError
 from cmexam_tune.train import train
-from cmexam_tune.training import callbacks, checkpoints
+from cmexam_tune.training import arguments, callbacks, checkpoints
 from cmexam_tune.training.run_directory import run as runs
 from cmexam_tune.training.run_directory import starting
 
@@ -126,9 +126,9 @@ def test_unfinished_run_cannot_be_loaded(plain: runs.Run, folder: Path) -> None:
 # Bad input
 
 
-def refuse(arguments: list[str], words: str) -> None:
+def refuse(argv: list[str], words: str) -> None:
     with pytest.raises(UserError, match=words):
-        program.main(arguments)
+        program.main(argv)
 
 
 @pytest.fixture
@@ -368,8 +368,6 @@ def test_compiled_training_learns_the_same(folder: Path) -> None:
 
 
 def test_more_processes_than_questions_is_refused(folder: Path) -> None:
-    from cmexam_tune.training import arguments
-
     with pytest.raises(ConfigError, match="global_batch_size=6 is smaller than the 8 processes"):
         refused = training_kit.recipe(folder)
         arguments.layout(refused.training, refused.prompt, 8)
@@ -399,6 +397,13 @@ NUMBERS = {
 def test_numbers_that_cannot_be_are_refused_at_once(recipe_file: str, tmp_path: Path, key: str, value: str) -> None:
     refuse(["--config", recipe_file, f"training.{key}={value}"], f"training.{key}: ")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_loss_of_token_labels_is_refused_for_a_classifier() -> None:
+    smoothed = config.load_config("head_bert", ["training.label_smoothing_factor=0.1"])
+    with pytest.raises(ConfigError, match=r"label_smoothing_factor: has no effect on family bert.* Leave it out\."):
+        arguments.check_supported(smoothed)
+    arguments.check_supported(config.load_config("head_bert", ["training.label_smoothing_factor=0"]))
 
 
 def test_a_run_works_from_any_folder(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def _read_prompt_file(values: dict[str, Any], path: Path) -> None:
 def _check_trust(path: Path, values: Mapping[str, Any], changes: Sequence[Mapping[str, Any]]) -> None:
     """Import the modules that the command names; refuse a file that asks for a checkpoint's own code by itself."""
     sections = [change[name] for change in changes for name in change if isinstance(change[name], Mapping)]
-    for name in [section.get(key) for section in sections for key in ("family", "method")]:
+    for name in [section.get(key) for section in sections for key in ("family", "method", "objective")]:
         if isinstance(name, str) and "." in name:
             variants.import_outside(name)
     for key, what in COMMAND_ONLY.items():

@@ -32,10 +32,10 @@ PROTOCOLS: dict[Folder, str] = {
     "scorers": "ScorerModule",
     "metrics": "MetricModule",
 }
-"""The class in each package that says what its files provide: as functions, or (families, tuning) as a subclass."""
+"""The class in each package that says what its files provide: as functions, or (`IN_CONFIGS`) as a subclass."""
 FROM_YAML: tuple[Folder, ...] = ("exams",)
 """Packages whose `from_yaml(path)` makes a variant of a YAML file: one beside the code, or the user's own."""
-IN_CONFIGS: tuple[Folder, ...] = ("families", "tuning")
+IN_CONFIGS: tuple[Folder, ...] = ("families", "tuning", "objectives")
 """Variants that a config file can name; the others are only ever named by a command or a caller."""
 
 
@@ -93,7 +93,7 @@ def load(folder: Folder, name: str) -> ModuleType:
 
 
 def the_class(folder: Folder, name: str) -> type[Any]:
-    """Return the one class of the variant `name` that inherits from its folder's `Family` or `Method`.
+    """Return the one class of the variant `name` that inherits from the class in `PROTOCOLS`.
 
     Raises:
         ConfigError: there is no such variant, it defines none or several, or one that lacks a method.

@@ -216,7 +216,8 @@ def needs(
     """Return the size of a model, with what is tuned in it, and the bytes on each card by stage."""
     generates = run.parts(config)[0].task == "generate"
     size = ModelSize.of(model, generates=generates, load_in_4bit=config.model.load_in_4bit)
-    fused = generates and can_fuse(model.get_output_embeddings()) and not smooths(config)
+    plain = objectives.named(config.training.objective).criterion(config) is None
+    fused = plain and generates and can_fuse(model.get_output_embeddings())
     working = activations(
         model.config, data, checkpointing=recomputes(config), generates=generates, fused=fused, card=card
     )
@@ -226,11 +227,6 @@ def needs(
 def stage_of(config: Config) -> str:
     """Return the key of `STAGES` that the recipe names, or the path of a DeepSpeed config of the user's own."""
     return str(config.training.arguments.get("deepspeed") or "none")
-
-
-def smooths(config: Config) -> bool:
-    """Return whether labels are smoothed, which needs the logits of all of them at once."""
-    return bool(config.training.arguments.get("label_smoothing_factor"))
 
 
 def verdict(config: Config, needed: Mapping[str, int], card: arguments.Card) -> str:

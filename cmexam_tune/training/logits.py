@@ -3,7 +3,8 @@
 `trainer.ExamTrainer.loss_of` divides the sum by the labels of the whole optimizer step.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -11,6 +12,8 @@ from torch.nn import functional
 
 from cmexam_tune.models.features import IGNORE_INDEX
 
+Criterion: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Takes logits [n, vocabulary] and targets [n] (int64, -100 = none) and returns the sum of their losses, a float32."""
 CHUNK = 256
 """Labels whose logits exist at once: 32 MB for a vocabulary of 32,000."""
 
@@ -62,18 +65,18 @@ class LabelLogits:
         return logits.squeeze(0), targets.to(logits.device, non_blocking=True)
 
     def loss(
-        self, model: nn.Module, inputs: dict[str, Any], labels: torch.Tensor, smoothing: float = 0.0
+        self, model: nn.Module, inputs: dict[str, Any], labels: torch.Tensor, criterion: Criterion | None = None
     ) -> torch.Tensor:
-        """Run the model and return the sum of the cross-entropy over the labels.
+        """Run the model and return the sum of the criterion, or else of the cross-entropy, over the labels.
 
-        Over a frozen linear head the loss and its gradient are computed together, chunk by chunk, so that the logits
-        of all labels never exist at once. The model itself computes one position's logits; if they are not what the
-        head alone gives (models that scale or cap them), or with smoothing or ZeRO-3, all go through it.
+        Over a frozen linear head the cross-entropy and its gradient are computed together, chunk by chunk, so that the
+        logits of all labels never exist at once. The model itself computes one position's logits; if they are not what
+        the head alone gives (models that scale or cap them), or with a criterion or ZeRO-3, all go through it.
         """
         weight, bias = (self._head._parameters.get(name) for name in ("weight", "bias"))
         labelled = bool((labels[:, 1:] != IGNORE_INDEX).any())
-        if smoothing or self._scaled or not labelled or not can_fuse(self._head):
-            return token_loss(*self(model, inputs, labels), smoothing)
+        if criterion or self._scaled or not labelled or not can_fuse(self._head):
+            return (criterion or token_loss)(*self(model, inputs, labels))
         self._only_first = True
         try:
             first, targets = self(model, inputs, labels)
@@ -88,7 +91,7 @@ class LabelLogits:
             self._scaled = not torch.allclose(first.detach().float(), expected.float(), rtol=1e-2, atol=1e-3)
             self._checked = True
             if self._scaled:
-                return token_loss(*self(model, inputs, labels), smoothing)
+                return token_loss(*self(model, inputs, labels))
         summed: Any = _HeadLoss.apply
         return torch.as_tensor(summed(hidden, weight, bias, targets))
 

@@ -30,9 +30,17 @@ class ExamTrainer(SafeTrainer):
     """
 
     def __init__(
-        self, config: Config, family: Family, loaded: Loaded, arguments: TrainingArguments, data: TrainingData
+        self,
+        config: Config,
+        family: Family,
+        loaded: Loaded,
+        arguments: TrainingArguments,
+        data: TrainingData,
+        *,
+        criterion: logits.Criterion | None = None,
     ) -> None:
-        self.data = data
+        """Take what is trained on what; `criterion` is of token labels, None their cross-entropy."""
+        self.data, self.criterion = data, criterion
         super().__init__(
             config,
             family,
@@ -151,7 +159,7 @@ class ExamTrainer(SafeTrainer):
                 mean: torch.Tensor = cast(Classifier, self.family).loss(model, inputs)
                 return mean * (num_targets / max(step_targets, 1))
             labels = inputs.pop("labels")
-            summed = self.label_logits.loss(model, inputs, labels, self.args.label_smoothing_factor)
+            summed = self.label_logits.loss(model, inputs, labels, self.criterion)
             # A spare question (`EncodedQuestions.__getitem__`) has labels of its own, which must weigh nothing.
             return summed * (min(num_targets, 1) / max(step_targets, 1))
 

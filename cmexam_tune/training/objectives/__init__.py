@@ -23,6 +23,7 @@ from cmexam_tune.training.data.questions import QuestionFiles
 if TYPE_CHECKING:
     from transformers import TrainingArguments
 
+    from cmexam_tune.training.logits import Criterion
     from cmexam_tune.training.safe_trainer import SafeTrainer
 
 
@@ -86,6 +87,10 @@ class Objective(ABC):
                 "from model.model_name_or_path, which lacks the adapter. Merge it first (`export --merge`), or use "
                 "tuning.method=lora."
             )
+
+    def criterion(self, config: Config) -> "Criterion | None":
+        """Return the loss of token labels; None: their cross-entropy, which never holds the logits of all at once."""
+        return None
 
     def rows_per_question(self, config: Config) -> int:
         """Return how many rows of a batch a question takes."""

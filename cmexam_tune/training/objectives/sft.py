@@ -1,11 +1,17 @@
 """Supervised: the completions that a style writes for questions with known answers."""
 
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
+from cmexam_tune.config import Config
 from cmexam_tune.core import cli
+from cmexam_tune.core.errors import ConfigError
+from cmexam_tune.models.adapters import Method
+from cmexam_tune.models.families import Family
 from cmexam_tune.training.objectives import Objective, Task
 
 if TYPE_CHECKING:
+    from cmexam_tune.training.logits import Criterion
     from cmexam_tune.training.safe_trainer import SafeTrainer
 
 
@@ -13,6 +19,23 @@ class Supervised(Objective):
     """Every label of a step weighs the same."""
 
     has_validation_loss: ClassVar[bool] = True
+
+    def check(self, config: Config, family: Family, method: Method) -> None:
+        """Refuse a loss of token labels for a model that has none."""
+        super().check(config, family, method)
+        if family.task == "classify" and self.criterion(config) is not None:
+            key = "label_smoothing_factor" if config.training.arguments.get("label_smoothing_factor") else "objective"
+            raise ConfigError(
+                f"training.{key}: has no effect on family {config.model.family}, whose head has a loss of its own. "
+                "Leave it out."
+            )
+
+    def criterion(self, config: Config) -> "Criterion | None":
+        """Return the cross-entropy with smoothed labels, where they are to be smoothed."""
+        from cmexam_tune.training.logits import token_loss
+
+        smoothing = config.training.arguments.get("label_smoothing_factor")
+        return partial(token_loss, smoothing=smoothing) if smoothing else None
 
     def trainer(self, task: Task) -> "SafeTrainer":
         """Return the trainer of encoded questions."""
@@ -33,4 +56,4 @@ class Supervised(Objective):
             cli.note(truncation_table(encoded.truncation, encoder.prompt))
         layout = arguments.layout(config.training, config.prompt, args.world_size)
         data = TrainingData(encoded, layout, held_out, list(task.validation), task.train.mixture)
-        return ExamTrainer(config, task.family, task.loaded, args, data)
+        return ExamTrainer(config, task.family, task.loaded, args, data, criterion=self.criterion(config))

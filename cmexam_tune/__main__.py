@@ -27,6 +27,7 @@ PROGRAMS = {
     "select": "training data made of sampled answers that the key has judged",
     "export": "write a run as a merged model or adapter",
     "compare": "a model before and after tuning, on questions of your own",
+    "leaderboard": "a site that ranks sealed results of several systems",
     "reproduce": "whole rows of the papers, from raw file to table",
     "chat": "ask a trained model questions in the terminal",
     "serve": "an OpenAI-compatible endpoint for a trained model",

@@ -269,7 +269,8 @@ def main(
     The export is read back first: it is kept only if it gives the trained model's logits. Or, with --task, write
     questions as the task files of another evaluation tool; `evaluate` reads what it predicts. Or, with --rewards, write
     questions and the rewards of their answers for another framework of reinforcement learning. Or, with --results, seal
-    predictions: outputs, config and scores without the questions' texts, which `evaluate --verify` recomputes.
+    predictions: outputs, config and scores without the questions' texts, which `evaluate --verify` recomputes
+    and `leaderboard` ranks.
 
     Args:
         run: folder of a finished training run.

@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 import yaml
 
-from cmexam_tune import evaluate, export
+from cmexam_tune import evaluate, export, leaderboard
 from cmexam_tune.core import files, jsonl
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.core.schema import Prediction, Question, Sample
@@ -340,6 +340,9 @@ def test_every_change_is_found(
     TAMPERED[kind](copy)
     assert evaluate.main(["--verify", str(copy)]) == 1
     assert "does not reproduce: " in capsys.readouterr().out
+    with pytest.raises(UserError, match="does not reproduce"):
+        leaderboard.leaderboard([copy], tmp_path / "site")
+    assert not (tmp_path / "site").exists()
 
 
 def test_a_forgery_that_agrees_with_itself_is_found_by_the_questions(given: tuple[Path, Path], tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ class Section:
     """HTML."""
 
 
-def two_languages(en: str, zh: str, sections: Sequence[Section], script: str = "startFrame();") -> str:
+def two_languages(en: str, zh: str, sections: Sequence[Section], script: str = "startFrame();", style: str = "") -> str:
     """Return a page in the report's style, whose reader chooses language and light or dark.
 
     Args:
@@ -55,8 +55,9 @@ def two_languages(en: str, zh: str, sections: Sequence[Section], script: str = "
         zh: Title.
         sections: What it shows, in order.
         script: JavaScript, after that of the frame, which it starts.
+        style: CSS of this page, after the report's.
     """
-    style = (ASSETS / "report.css").read_text(encoding="utf-8")
+    style = (ASSETS / "report.css").read_text(encoding="utf-8") + style
     frame = (ASSETS / "frame.js").read_text(encoding="utf-8")
     links = "".join(f'<a href="#{section.id}">{in_both(section.en, section.zh)}</a>' for section in sections)
     parts = "".join(

@@ -156,7 +156,9 @@ def _cmb(caveat: str, words: Sequence[str]) -> Published:
 
 
 def _caveat(exam: str, questions: Sequence[Question]) -> str:
-    """Return why the published numbers are of other questions than these; empty where they are the same."""
+    """Return why the published numbers are of other questions than these; empty where they are the same, or none."""
+    if not questions:
+        return ""
     theirs, split = _yaml()[exam]["questions"], _yaml()[exam]["split"]
     if exam == "cmb":
         classes = Counter(question.facets.get("exam_class") for question in questions)

@@ -11,7 +11,7 @@ from cmexam_tune.core.schema import Prediction
 
 def test_what_says_nothing_is_left_out_of_a_prediction(tmp_path: Path) -> None:
     plain = Prediction("1", "A", "A")
-    full = Prediction("2", "", None, None, ("A", "B"), "error", "500: down")
+    full = Prediction("2", "", votes=("A", "B"), finish="error", reason="500: down")
     jsonl.write(tmp_path / "p.jsonl", [plain, full])
     first, second = (tmp_path / "p.jsonl").read_text().splitlines()
     assert first == '{"question_id": "1", "text": "A", "answer": "A", "explanation": null}'

@@ -177,3 +177,20 @@ def test_a_baseline_has_a_row_of_its_own():
     assert list(lines) == ["this run", "the baseline"]
     assert against.comparison.scores["accuracy_ci"]
     assert [line[0] for line in sections.tables(against)[0].lines] == list(lines)
+
+
+def test_cards_tell_what_the_record_says(tmp_path):
+    """How an output ended, what it had read, how sure the model was; nothing where nothing is known."""
+    exam = [Question(f"q{i}", f"题{i}", {"A": "甲", "B": "乙"}, "A") for i in range(3)]
+    lines = [
+        Prediction("q0", "答案: B", "B", finish="length", context=("p<1>", "p2")),
+        Prediction("q1", "B", "B", probabilities={"A": 0.2, "B": 0.8}),
+        Prediction("q2", "答案: B", "B"),
+    ]
+    evaluate(lines, exam, tmp_path)
+    cards = shown(tmp_path, "en")["cards"].split("</article>")
+    assert re.findall(r"</span> <code>(.*?)</code>", cards[0]) == ["length", "p&lt;1&gt;, p2"]
+    assert "ended by" in cards[0] and "passages" in cards[0]
+    assert "<code>B 0.8, A 0.2</code>" in cards[1]
+    assert "<code>" not in cards[2]
+    assert "参考段落" in shown(tmp_path, "zh")["cards"]

@@ -6,7 +6,7 @@ docs/configuration.md and the JSON Schema. `training.arguments` holds `transform
 what those libraries do not have.
 
 A setting of ours is a field here; a range for a name of transformers goes into `TrainingOptions` or
-`GenerationOptions`. One that changes how fast answers come and not which ones is listed in `inference/provenance.py`.
+`GenerationOptions`. One that changes how fast answers come and not which ones is listed in `SPEED`.
 """
 
 import dataclasses
@@ -364,6 +364,11 @@ class GenerationConfig:
                 raise ValueError(f"{name}: has no effect without sampling; add generation.do_sample=true")
 
 
+SPEED = frozenset({
+    *("batch_size", "concurrency", "requests_per_minute", "timeout", "max_retries"),
+    *("api_key_env", "follow_redirects", "engine_command"),
+})  # fmt: skip
+"""Settings of `generation` and `model` that change how fast answers come and no answer."""
 LOCAL_ONLY = ("thinking_tokens",)
 """Settings that a model behind an address cannot keep: refused there, not ignored."""
 

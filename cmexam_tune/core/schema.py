@@ -17,6 +17,9 @@ GROUP = "group"
 WHERE_SAID = {"where_said": True}
 """Metadata of a field that `jsonl` leaves out of the file where it has its default."""
 
+IN_CARDS = "in_cards"
+"""Key of a field's metadata: what the report calls it, in English and Chinese, in the card of a question."""
+
 
 def letters(text: str) -> str:
     """Return the letters of an answer sorted and distinct: `letters("ca")` is `"AC"`."""
@@ -138,13 +141,17 @@ class Prediction:
     """The raw outputs that a majority was taken of."""
     votes_cut: tuple[int, ...] = field(default=(), metadata=WHERE_SAID)
     """Which of the votes a limit has cut off, counted from 0."""
-    finish: Literal["stop", "length", "error"] | None = field(default=None, metadata=WHERE_SAID)
+    finish: Literal["stop", "length", "error"] | None = field(
+        default=None, metadata={**WHERE_SAID, IN_CARDS: ("ended by", "结束于")}
+    )
     """How the output ended: by itself, cut off by a limit, or never written (a request that failed for good)."""
-    reason: str | None = field(default=None, metadata=WHERE_SAID)
+    reason: str | None = field(default=None, metadata={**WHERE_SAID, IN_CARDS: ("error", "错误")})
     """Why a request failed."""
-    probabilities: Mapping[str, float] | None = field(default=None, metadata=WHERE_SAID)
+    probabilities: Mapping[str, float] | None = field(
+        default=None, metadata={**WHERE_SAID, IN_CARDS: ("probabilities", "概率")}
+    )
     """Probability of each allowed answer, in the exam's letters, together 1: where the model chose by likelihood."""
-    context: tuple[str, ...] = field(default=(), metadata=WHERE_SAID)
+    context: tuple[str, ...] = field(default=(), metadata={**WHERE_SAID, IN_CARDS: ("passages", "参考段落")})
     """Ids of the passages that stood in front of the question."""
     orders: tuple[Sample, ...] = field(default=(), metadata=WHERE_SAID)
     """The outputs with the options in several orders; the first of them is `text`."""

@@ -13,7 +13,6 @@ _PLACES = {"questions", "run", "versions", "result"}
 _SEEDS = {"seed", "data_seed", "shots_seed"}
 _ENGINE = ("engine", "dtype", "attn_implementation")
 """How settings of the section `model` begin that say what computes it and not what it is."""
-_SPEED = {"batch_size", "concurrency", "requests_per_minute", "timeout", "max_retries"}
 _NOT_THE_EXPERIMENT = {"out", "data", "output_dir", "logging_dir", "run_name"}
 
 
@@ -95,9 +94,11 @@ class PredictionMetadata:
     @property
     def asked(self) -> Any:
         """What two computations of one experiment have in common: the model, and all that it was asked."""
+        from cmexam_tune.config.settings import SPEED  # pydantic, for this rare question only
+
         config = section(self.values, "config")
         model = {key: value for key, value in section(config, "model").items() if not key.startswith(_ENGINE)}
-        generation = {key: value for key, value in section(config, "generation").items() if key not in _SPEED}
+        generation = {key: value for key, value in section(config, "generation").items() if key not in SPEED}
         sums = {key: value for key, value in self.values.items() if key.endswith("sha256")}
         return {"model": model, "prompt": self.prompt, "generation": generation, **sums}
 

@@ -8,22 +8,12 @@ from typing import Any
 
 from cmexam_tune import __version__
 from cmexam_tune.config import Config
+from cmexam_tune.config.settings import SPEED
 from cmexam_tune.core import files
 from cmexam_tune.models import gguf
 
 SAME_ANYWAY = {"config", "mode", "run", "questions", "versions", "result"}
 """Keys that say where something lay, by what it was run or how it went, or that `config` says again."""
-SPEED = {
-    "batch_size",
-    "concurrency",
-    "requests_per_minute",
-    "timeout",
-    "max_retries",
-    "api_key_env",
-    "follow_redirects",
-    "engine_command",
-}
-"""Settings that change the speed and no answer."""
 SMALL = 64 << 20
 """Bytes up to which a file is checksummed as a whole."""
 BLOCKS, BLOCK = 1024, 64

@@ -9,10 +9,11 @@ import gzip
 import html
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from itertools import combinations
 from typing import Any
 
+from cmexam_tune.core.schema import IN_CARDS, Prediction
 from cmexam_tune.evaluation import significance
 from cmexam_tune.evaluation.breakdowns import conflicts
 from cmexam_tune.evaluation.comparison import ScoreDecomposition
@@ -38,6 +39,10 @@ _SMALLER = 0.45
 """Base64 of gzip over UTF-8, for Chinese (CMExam: 0.38), with a margin."""
 LIMITS = ((4000, 4000), (4000, 600), (1500, 300), (600, 150), (200, 80), (80, 40))
 """Characters shown of a text of a wrong and of a right answer: the first that keeps the budget."""
+FACTS = {field.name: field.metadata[IN_CARDS] for field in fields(Prediction) if IN_CARDS in field.metadata}
+"""Field of a prediction -> its name in the cards, in English and Chinese."""
+FACT = 200
+"""Characters shown of a field."""
 Runs = Mapping[str, Sequence[Graded]]
 """Name -> graded questions of every run; all of the same questions, the first is what the report is about."""
 
@@ -62,6 +67,7 @@ def page(report: FullReport, runs: Runs) -> str:
         "sections": [
             section.page(report.computed[section.key]) for section in sections.SECTIONS if section.key in drawn
         ],
+        "facts": list(FACTS.values()),
         "facets": facets,
         "run_names": list(runs),
         "flips_of": _pairs(runs),
@@ -130,7 +136,7 @@ def index(runs: Runs, facets: Sequence[str], decompositions: Iterable[ScoreDecom
 
 
 def blocks(runs: Runs) -> list[Any]:
-    """Return stem, options, reference explanation and the output of each run, packed by `BLOCK` questions."""
+    """Return stem, options, reference explanation and what each run wrote, packed by `BLOCK` questions."""
     items = list(zip(*runs.values(), strict=True))
     wrong, right = _limits(items)
     shown = [_item(group, wrong, right) for group in items]
@@ -152,7 +158,8 @@ def _limits(items: Sequence[Sequence[Graded]]) -> tuple[int, int]:
 
 def _fixed(group: Sequence[Graded]) -> int:
     question = group[0].question
-    return 3 * (len(question.stem) + sum(map(len, question.options.values()))) + 40
+    facts = sum(len(text) for item in group for _, text in _facts(item.prediction))
+    return 3 * (len(question.stem) + sum(map(len, question.options.values())) + facts) + 40
 
 
 def _texts(group: Sequence[Graded]) -> list[str]:
@@ -162,7 +169,21 @@ def _texts(group: Sequence[Graded]) -> list[str]:
 def _item(group: Sequence[Graded], wrong: int, right: int) -> list[Any]:
     question, limit = group[0].question, right if group[0].correct else wrong
     reference, *outputs = (_cut(text, limit) for text in _texts(group))
-    return [question.stem, list(question.options.items()), reference, outputs]
+    facts = [_facts(item.prediction) for item in group]
+    return [question.stem, list(question.options.items()), reference, outputs, facts]
+
+
+def _facts(prediction: Prediction) -> list[tuple[int, str]]:
+    """Return the place in `FACTS` and the text of each field that says something."""
+    values = enumerate(getattr(prediction, name) for name in FACTS)
+    return [(number, _cut(_plain(value), FACT)) for number, value in values if value not in (None, ())]
+
+
+def _plain(value: object) -> str:
+    """Return a field's value in a line; numbers by name stand from the largest down."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {number:.4g}" for name, number in sorted(value.items(), key=lambda pair: -pair[1]))
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _cut(text: str, limit: int) -> str:

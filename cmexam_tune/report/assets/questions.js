@@ -60,7 +60,7 @@ function output(title, text) {
 }
 
 async function card(i) {
-  const {ids, gold, answers, rougeL, readings} = Store.index, {stem, options, reference, outputs} = await Store.texts(i);
+  const {ids, gold, answers, rougeL, readings} = Store.index, {stem, options, reference, outputs, facts: told} = await Store.texts(i);
   const state = Store.state(i, view.run), right = gold[i] || "", given = answers[view.run][i] || "";
   const optionLines = options.map(([letter, text]) =>
     `<li class="${right.includes(letter) ? "gold" : given.includes(letter) ? "miss" : ""}">${escape(letter)} ${marked(text)} ${right.includes(letter) ? "✓" : ""}${given.includes(letter) ? " ←" : ""}</li>`);
@@ -68,7 +68,8 @@ async function card(i) {
   const runs = R.run_names.length > 1 ? [...new Set([view.other, view.run].filter(run => run != null))] : [0];
   const facts = [
     `${both("right answer", "标准答案")} <b>${escape(right || "?")}</b>`,
-    ...runs.map(run => `${runs.length > 1 ? phrase(R.run_names[run]) : both("given", "模型所答")} <b>${escape(answers[run][i] || "–")}</b>`),
+    ...runs.map(run => `${runs.length > 1 ? phrase(R.run_names[run]) : both("given", "模型所答")} <b>${escape(answers[run][i] || "–")}</b>`
+      + told[run].map(([fact, text]) => ` ${both(...R.facts[fact])} <code>${escape(text)}</code>`).join("")),
     ...(rougeL[i] != null ? [`ROUGE-L ${rougeL[i].toFixed(1)}`] : []),
     ...(view.profile ? [`${escape(view.profile)} <b>${escape(readings[view.profile][i] || "–")}</b>`] : []),
   ];

@@ -20,8 +20,8 @@ const Store = {
     return Store.opened.get(number);
   },
   async texts(i) {
-    const [stem, options, reference, outputs] = (await Store.block(Math.floor(i / R.block)))[i % R.block];
-    return {stem, options, reference, outputs};
+    const [stem, options, reference, outputs, facts] = (await Store.block(Math.floor(i / R.block)))[i % R.block];
+    return {stem, options, reference, outputs, facts};
   },
   state(i, run = 0) {
     const {gold, answers, right} = Store.index;

@@ -286,7 +286,10 @@ RIGHT = exam()[3].answer or ""
 SCORE = changed_json("scores.json", lambda scores: scores["profiles"]["standard"].update(accuracy=99.0))
 KEY = changed_lines("questions.jsonl", lambda lines: lines[3].update(answer="B" if lines[3]["answer"] != "B" else "D"))
 READING = changed_json(
-    "readings.json", lambda readings: readings.setdefault("standard", {}).update({"q:3": [RIGHT, 1.0, True]})
+    "readings.json",
+    lambda readings: readings.setdefault("standard", {}).update(
+        {"q:3": [RIGHT, 1.0, True, [[RIGHT, 1.0], [RIGHT, 1.0]]]}
+    ),
 )
 TAMPERED = {
     "an output": changed_lines("predictions.jsonl", give(RIGHT)),

@@ -14,7 +14,7 @@ import real_data
 from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.evaluate import evaluate
 from cmexam_tune.evaluation import breakdowns, comparison, grading
-from cmexam_tune.report import building, identity, sections, writing
+from cmexam_tune.report import building, curves, identity, sections, writing
 from cmexam_tune.report.papers import published_tables
 
 CMEXAM = ("Disease Group", "Clinical Department", "Medical Discipline", "Medical Competency", "Difficulty level")
@@ -89,6 +89,7 @@ def report(tmp_path_factory):
         agreement=comparison.agreement(runs),
         pairs=comparison.pairwise(runs),
         comparison=comparison.compare(other, graded, name="zeroshot.jsonl"),
+        training={name: [(1, 0.1), (2, 0.3)] for name in curves.NAMES},
         identity=identity.Identity("2026-01-01", "standard", "q.jsonl", 30, prompt="style answer, template auto"),
         bridges={
             name: comparison.decompose(graded, grading.grade(asked, [i.prediction for i in graded], name), name)
@@ -149,6 +150,15 @@ def test_a_chinese_page_says_our_words_in_chinese(report):
         assert words not in text, (words, text[text.find(words) - 200 : text.find(words) + 50])
     assert "本次模型" in parts["first"] and "本次模型" in parts["run"]
     assert "CMExam 总体对比" in text
+
+
+def test_every_curve_of_a_training_is_drawn_and_named(report):
+    """Supervised or rewarded: whatever `curves` takes from the log."""
+    for language in ("en", "zh"):
+        page = shown(report, language)
+        for figure in curves.FIGURES:
+            assert str(figure.title if language == "en" else figure.title.zh) in page["main"]
+            assert page[f"curve-{figure.key}"].count("<path") == len(figure.names)
 
 
 def test_a_difference_says_which_is_subtracted_from_which(report):

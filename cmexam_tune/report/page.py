@@ -20,6 +20,7 @@ from cmexam_tune.evaluation.comparison import ScoreDecomposition
 from cmexam_tune.evaluation.grading import Graded
 from cmexam_tune.report import sections
 from cmexam_tune.report.building import FullReport
+from cmexam_tune.report.curves import FIGURES
 from cmexam_tune.report.html_page import ASSETS, html_page
 from cmexam_tune.report.table import COLUMNS, HEADINGS, Heading
 
@@ -68,6 +69,7 @@ def page(report: FullReport, runs: Runs) -> str:
             section.page(report.computed[section.key]) for section in sections.SECTIONS if section.key in drawn
         ],
         "facts": list(FACTS.values()),
+        "figures": [figure.page() for figure in FIGURES],
         "facets": facets,
         "run_names": list(runs),
         "flips_of": _pairs(runs),

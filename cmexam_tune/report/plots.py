@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.evaluation.breakdowns import Breakdown
 from cmexam_tune.report.building import FullReport
+from cmexam_tune.report.curves import FIGURES
 from cmexam_tune.report.sections import SECTIONS
 from cmexam_tune.report.table import Bar
 
@@ -123,16 +124,14 @@ def _bars(bars: Sequence[Bar], stem: Path) -> list[Path]:
 def _curves(curves: Mapping[str, Sequence[tuple[int, float]]], stem: Path) -> list[Path]:
     from matplotlib.figure import Figure
 
-    groups = [("loss", ("loss", "eval_loss")), ("exam accuracy, %", ("eval_exam_accuracy",))]
-    groups.append(("learning rate", ("learning_rate",)))
-    shown = [(title, [name for name in names if name in curves]) for title, names in groups]
-    shown = [(title, names) for title, names in shown if names]
+    drawn = [(figure, [name for name in figure.names if name in curves]) for figure in FIGURES]
+    shown = [(figure, names) for figure, names in drawn if names]
     figure = Figure(figsize=(_WIDTH, 1.9 * len(shown)), layout="constrained")
-    for axes, (title, names) in zip(figure.subplots(len(shown), squeeze=False)[:, 0], shown, strict=True):
+    for axes, (content, names) in zip(figure.subplots(len(shown), squeeze=False)[:, 0], shown, strict=True):
         for name in names:
             steps, values = zip(*curves[name], strict=True)
-            axes.plot(steps, values, label=name)
-        axes.set_ylabel(title)
+            axes.plot(steps, values, label=content.names[name])
+        axes.set_ylabel(content.title)
         if len(names) > 1:
             axes.legend(frameon=False)
     axes.set_xlabel("step")

@@ -11,10 +11,9 @@ from pathlib import Path
 
 from cmexam_tune.core import documents
 from cmexam_tune.core.errors import DataError
+from cmexam_tune.report.curves import NAMES
 
 LOG = "log.jsonl"
-CURVES = ("loss", "eval_loss", "learning_rate", "eval_exam_accuracy")
-"""What reports draw."""
 WIDTH, HEIGHT = 60, 10
 """Characters of the plot in a terminal."""
 
@@ -43,7 +42,7 @@ def points(log: Sequence[Entry], name: str) -> Curve:
 def curves(run: Path) -> Mapping[str, Curve]:
     """Return name -> curve of what a run has logged at least twice; empty where there is no log that can be read."""
     log = read_log(run / LOG)
-    return {name: curve for name in CURVES if len(curve := points(log, name)) > 1}
+    return {name: curve for name in NAMES if len(curve := points(log, name)) > 1}
 
 
 def terminal_plot(log: Sequence[Entry]) -> str:

@@ -459,7 +459,8 @@ def test_reproduce_trains_and_predicts_by_the_launcher(tmp_path: Path, monkeypat
     )
     monkeypatch.setattr("cmexam_tune.evaluate.evaluate", lambda *_, **__: None)
     unit: Any = SimpleNamespace(
-        folder=tmp_path, entry=SimpleNamespace(trained=True, exam="cmexam"), test=tmp_path / "q.jsonl",
+        folder=tmp_path, entry=SimpleNamespace(exam="cmexam", paper=None), test=tmp_path / "q.jsonl", trained=True,
+        predictions=tmp_path / "predictions.jsonl",
         config=make_config(out=str(tmp_path / "run")), ask=["generation.mode=likelihood"],
     )  # fmt: skip
     reproduce.run_unit(unit, "torchrun --nproc_per_node 8 -m")

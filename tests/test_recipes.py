@@ -236,7 +236,7 @@ def test_behind_an_address(
     with serving(lambda body, count: "答案是A。") as server:
         places = [*words(name)[1:], f"model.base_url={server.url}"]
         questions = config.load_config(name, places).data.test[0]
-        assert predict_main(["--config", name, "--questions", questions, "--dry-run", "--limit", "2", *places]) is None
+        assert not predict_main(["--config", name, "--questions", questions, "--dry-run", "--limit", "2", *places])
         assert "2 questions, 2 requests" in capsys.readouterr().out and not server.bodies
         done = predict(name, questions, tmp_path / "p.jsonl", places, limit=2)
     assert [one.answer for one in jsonl.read(done, Prediction)] == ["A", "A"]

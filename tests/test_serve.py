@@ -13,6 +13,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import openai
@@ -732,6 +733,8 @@ def test_an_empty_key_in_the_environment_is_none(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setenv(serve.KEY, "")
     kept: list[Any] = []
+    source = SimpleNamespace(config=SimpleNamespace(model=SimpleNamespace(engine=None)))
+    monkeypatch.setattr(loading, "open_source", lambda *given: source)
     monkeypatch.setattr(loading, "load_writer", lambda *given: (None, None))
     monkeypatch.setattr(app, "application", lambda *given, **more: kept.append(given) or serving)
     monkeypatch.setattr(uvicorn.Server, "run", lambda *given, **more: None)

@@ -40,6 +40,10 @@ def json_schema() -> Schema:
     sections = {name: section_schema(cls) for name, cls in SECTIONS.items()}
     for name in ("training", "generation"):
         sections[name]["properties"] |= section_schema(installed_versions.arguments(name))["properties"]
+    # What an objective's trainer knows beyond them: which of them a recipe can use follows from its objective.
+    for trl_config in installed_versions.TRL_FILES if installed_versions.has_trl() else ():
+        more = section_schema(installed_versions.arguments("training", trl_config))["properties"]
+        sections["training"]["properties"] = {**more, **sections["training"]["properties"]}
     sections["prompt"]["properties"]["file"] = {"type": "string", "description": PROMPT_FILE}
     methods = {name: section_schema(variants.the_class("tuning", name).Settings) for name in variants.names("tuning")}
     for name, method in methods.items():

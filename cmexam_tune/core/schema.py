@@ -139,14 +139,14 @@ class Prediction:
     explanation: str | None = None
     votes: tuple[str, ...] = field(default=(), metadata=WHERE_SAID)
     """The raw outputs that a majority was taken of."""
-    votes_cut: tuple[int, ...] = field(default=(), metadata=WHERE_SAID)
-    """Which of the votes a limit has cut off, counted from 0."""
     finish: Literal["stop", "length", "error"] | None = field(
         default=None, metadata={**WHERE_SAID, IN_CARDS: ("ended by", "结束于")}
     )
     """How the output ended: by itself, cut off by a limit, or never written (a request that failed for good)."""
     reason: str | None = field(default=None, metadata={**WHERE_SAID, IN_CARDS: ("error", "错误")})
     """Why a request failed."""
+    votes_cut: tuple[int, ...] = field(default=(), metadata=WHERE_SAID)
+    """Which of the votes a limit has cut off, counted from 0."""
     probabilities: Mapping[str, float] | None = field(
         default=None, metadata={**WHERE_SAID, IN_CARDS: ("probabilities", "概率")}
     )

@@ -8,7 +8,7 @@ from cmexam_tune.config import load_config
 from cmexam_tune.core import cli
 from cmexam_tune.core.cli import Folder, Override, Recipe
 from cmexam_tune.core.errors import UserError
-from cmexam_tune.report.building import FullReport
+from cmexam_tune.report.full_report import FullReport
 from cmexam_tune.report.papers import entries
 
 SPLITS = {"train": ("train",), "validation": ("val", "validation", "dev"), "test": ("test", "test_with_annotations")}

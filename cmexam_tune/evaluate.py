@@ -12,7 +12,7 @@ from cmexam_tune.core.errors import DataError, UserError
 from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.evaluation import comparison, grading, prediction_metadata, scorers
 from cmexam_tune.evaluation import metrics as metrics_by_name
-from cmexam_tune.evaluation.grading import Graded
+from cmexam_tune.evaluation.graded import Graded
 from cmexam_tune.evaluation.prediction_metadata import PredictionMetadata
 from cmexam_tune.evaluation.scorers import STANDARD, Scorer
 from cmexam_tune.interop import predictions as other_tools
@@ -20,6 +20,7 @@ from cmexam_tune.interop.sealing import verifying
 from cmexam_tune.quality import contamination
 from cmexam_tune.quality import errata as known_errors
 from cmexam_tune.report import building, identity, sections, table, writing
+from cmexam_tune.report.full_report import FullReport
 from cmexam_tune.report.papers import published_tables
 from cmexam_tune.training.run_directory import log
 
@@ -85,7 +86,7 @@ def evaluate(
     answered_only: bool = False,
     subset: int | None = None,
     overwrite: bool = False,
-) -> building.FullReport:
+) -> FullReport:
     """Score predictions, write the report to the folder `out` if one is given, and return it.
 
     Args:
@@ -310,7 +311,7 @@ def _verify(folder: str | Path, questions: str | Path | None) -> int:
     return 0
 
 
-def show(report: building.FullReport) -> None:
+def show(report: FullReport) -> None:
     """Print the headline, and the runs or scorers beside it."""
     if report.selection:
         cli.say(report.selection.sentence)

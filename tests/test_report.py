@@ -14,6 +14,7 @@ from cmexam_tune.core.errors import UserError
 from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.evaluation import comparison, grading
 from cmexam_tune.report import building, page, writing
+from cmexam_tune.report.full_report import FullReport
 from cmexam_tune.report.papers import published_tables
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)> {{DATA}} {{STYLE}}"
@@ -148,7 +149,7 @@ def test_markdown_and_latex(written):
 
 def test_in_a_notebook_the_scores_that_there_are():
     scores = {"accuracy": 51.234, "accuracy_ci": [1.0, 2.0], "bleu1": None, "<b>": 3}
-    shown = building.FullReport(scores, {}, {}, {})._repr_html_()
+    shown = FullReport(scores, {}, {}, {})._repr_html_()
     assert "51.23" in shown and "1.00 to 2.00" in shown and "bleu1" not in shown and "&lt;b&gt;" in shown
 
 

@@ -14,6 +14,7 @@ import pytest
 from cmexam_tune.core import jsonl
 from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.evaluation import comparison, grading, scorers
+from cmexam_tune.evaluation.graded import Graded
 from cmexam_tune.evaluation.scorers import (
     _reading,
     cmmlu,
@@ -55,7 +56,7 @@ def texts(name: str, key: str) -> list[str]:
     return [outputs(file)[key] for file in FILES] if name == "vote3" else [outputs(name)[key]]
 
 
-def graded(profile, name: str, keep=lambda question: True) -> list[grading.Graded]:
+def graded(profile, name: str, keep=lambda question: True) -> list[Graded]:
     asked = [question for question in questions().values() if keep(question)]
     said = []
     for question in asked:

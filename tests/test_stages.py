@@ -10,7 +10,7 @@ from cmexam_tune.core import jsonl
 from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.evaluate import evaluate
 from cmexam_tune.evaluation import grading
-from cmexam_tune.evaluation.grading import Graded
+from cmexam_tune.evaluation.graded import Graded
 from cmexam_tune.report import stages
 
 

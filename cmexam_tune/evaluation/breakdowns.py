@@ -18,7 +18,7 @@ from cmexam_tune.core.normalise import plain
 from cmexam_tune.core.schema import GROUP, Scores
 from cmexam_tune.evaluation.answer_parsing import conclusion
 from cmexam_tune.evaluation.comparison import Comparison
-from cmexam_tune.evaluation.grading import Graded
+from cmexam_tune.evaluation.graded import Graded
 from cmexam_tune.evaluation.significance import wilson
 
 Score = Callable[[Sequence[Graded]], Scores]

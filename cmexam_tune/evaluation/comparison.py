@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from cmexam_tune.core.progress import Progress
 from cmexam_tune.core.schema import Scores
 from cmexam_tune.evaluation import grading, scorers, significance
-from cmexam_tune.evaluation.grading import Graded, average, clusters
+from cmexam_tune.evaluation.graded import Graded
+from cmexam_tune.evaluation.grading import average, clusters
 from cmexam_tune.evaluation.scorers import STANDARD, Scorer
 from cmexam_tune.evaluation.significance import Paired
 from cmexam_tune.evaluation.text_metrics import TEXT, corpus_scores, rows_of

@@ -8,7 +8,7 @@ from cmexam_tune.core.errors import DataError, UserError
 from cmexam_tune.core.normalise import question_text
 from cmexam_tune.evaluation.breakdowns import Subset, subset
 from cmexam_tune.evaluation.comparison import Comparison
-from cmexam_tune.evaluation.grading import Graded
+from cmexam_tune.evaluation.graded import Graded
 from cmexam_tune.quality.errata import Erratum, doubtful
 from cmexam_tune.quality.findings import Overlap, names_of
 

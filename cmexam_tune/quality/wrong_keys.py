@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from cmexam_tune.core.errors import DataError, UserError
 from cmexam_tune.core.review_sheet import Layout, ReviewSheet
 from cmexam_tune.core.schema import Question, letters
-from cmexam_tune.evaluation.grading import Graded
+from cmexam_tune.evaluation.graded import Graded
 from cmexam_tune.prompts.question_checks import contradicted
 from cmexam_tune.quality.errata import Erratum
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cmexam_tune.evaluation import significance
-from cmexam_tune.evaluation.grading import Graded, clusters
+from cmexam_tune.evaluation.graded import Graded
+from cmexam_tune.evaluation.grading import clusters
 from cmexam_tune.evaluation.significance import wilson
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.core.schema import Question
 from cmexam_tune.evaluation.breakdowns import define
-from cmexam_tune.evaluation.grading import Graded
+from cmexam_tune.evaluation.graded import Graded
 from cmexam_tune.evaluation.significance import SEED, correlations
 
 if TYPE_CHECKING:

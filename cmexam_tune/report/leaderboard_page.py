@@ -12,9 +12,9 @@ from cmexam_tune.core.schema import Question, Scores
 from cmexam_tune.evaluation import breakdowns, comparison
 from cmexam_tune.evaluation.breakdowns import Breakdown
 from cmexam_tune.evaluation.comparison import Pair
-from cmexam_tune.evaluation.grading import Graded
+from cmexam_tune.evaluation.graded import Graded
 from cmexam_tune.evaluation.scorers import STANDARD
-from cmexam_tune.report.building import Published
+from cmexam_tune.report.full_report import Published
 from cmexam_tune.report.html_page import Section, in_both, two_languages
 from cmexam_tune.report.identity import Identity
 from cmexam_tune.report.option_orders import OptionOrders

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from statistics import fmean, pstdev
 
 from cmexam_tune.evaluation import significance
-from cmexam_tune.evaluation.grading import Graded, OrderedAnswer, clusters
+from cmexam_tune.evaluation.graded import Graded, OrderedAnswer
+from cmexam_tune.evaluation.grading import clusters
 from cmexam_tune.evaluation.significance import wilson
 from cmexam_tune.prompts import order
 

@@ -17,10 +17,10 @@ from cmexam_tune.core.schema import IN_CARDS, Prediction
 from cmexam_tune.evaluation import significance
 from cmexam_tune.evaluation.breakdowns import conflicts
 from cmexam_tune.evaluation.comparison import ScoreDecomposition
-from cmexam_tune.evaluation.grading import Graded
+from cmexam_tune.evaluation.graded import Graded
 from cmexam_tune.report import sections
-from cmexam_tune.report.building import FullReport
 from cmexam_tune.report.curves import FIGURES
+from cmexam_tune.report.full_report import FullReport
 from cmexam_tune.report.html_page import ASSETS, html_page
 from cmexam_tune.report.table import COLUMNS, HEADINGS, Heading
 

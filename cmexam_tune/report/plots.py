@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.evaluation.breakdowns import Breakdown
-from cmexam_tune.report.building import FullReport
 from cmexam_tune.report.curves import FIGURES
+from cmexam_tune.report.full_report import FullReport
 from cmexam_tune.report.sections import SECTIONS
 from cmexam_tune.report.table import Bar
 

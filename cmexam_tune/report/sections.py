@@ -6,23 +6,21 @@ and its bars. Files, plots and page follow.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cmexam_tune.core.schema import Scores
 from cmexam_tune.evaluation import breakdowns, grading
 from cmexam_tune.evaluation.breakdowns import Breakdown, Cell, Consistency, Name, PartialCredit, Share, Subset
 from cmexam_tune.evaluation.comparison import Comparison, Pair, ScoreDecomposition, text_intervals
-from cmexam_tune.evaluation.grading import Graded
+from cmexam_tune.evaluation.graded import Graded
 from cmexam_tune.evaluation.scorers import Scorer
 from cmexam_tune.report import baselines
 from cmexam_tune.report.calibration import Calibration, calibration
+from cmexam_tune.report.full_report import FullReport, Published
 from cmexam_tune.report.item_response import ItemResponse, item_response
 from cmexam_tune.report.option_orders import OptionOrders, option_orders
 from cmexam_tune.report.stages import Stages, stages
 from cmexam_tune.report.table import COLUMNS, Bar, Table, Text, cell, escape_markdown, for_page, short
-
-if TYPE_CHECKING:
-    from cmexam_tune.report.building import FullReport, Published
 
 BASELINES = {
     "uniform_subset": "Random set of letters",
@@ -81,7 +79,7 @@ def compute(evaluation: Evaluation) -> dict[str, Any]:
     return {key: numbers for key, numbers in computed.items() if numbers is not None}
 
 
-def tables(report: "FullReport") -> list[Table]:
+def tables(report: FullReport) -> list[Table]:
     """Return every table of a report, in its order."""
     columns = _columns(report)
     return [
@@ -107,12 +105,12 @@ def tables(report: "FullReport") -> list[Table]:
     ]
 
 
-def headline(report: "FullReport") -> Table:
+def headline(report: FullReport) -> Table:
     """Return what the program prints: the run, or several runs or scorers beside each other."""
     return _scores("", (*COLUMNS, *report.metrics), report.runs or report.profiles or _with_baseline(report))
 
 
-def _with_baseline(report: "FullReport") -> dict[str, Scores]:
+def _with_baseline(report: FullReport) -> dict[str, Scores]:
     own = {report.name: report.overall}
     other = report.comparison
     if other is None or not other.scores:
@@ -121,13 +119,13 @@ def _with_baseline(report: "FullReport") -> dict[str, Scores]:
     return {**own, name: other.scores}
 
 
-def by_scorer(report: "FullReport") -> Table:
+def by_scorer(report: FullReport) -> Table:
     """Return the outputs of the first run as every scorer scores them."""
     title = "The same outputs by every profile" if len(report.runs) < 2 else f"{report.name} by every profile"
     return _scores(title, _columns(report), report.profiles)
 
 
-def _columns(report: "FullReport") -> tuple[str, ...]:
+def _columns(report: FullReport) -> tuple[str, ...]:
     keys = (*COLUMNS, *report.metrics)
     return tuple(key for key in keys if report.overall.get(key) is not None or key == "accuracy")
 
@@ -172,20 +170,20 @@ def _points(step: float | None) -> str:
     return "-" if step is None else f"{step:+.2f}"
 
 
-def summary(report: "FullReport") -> Table:
+def summary(report: FullReport) -> Table:
     """Return mean and deviation over the runs."""
     lines = tuple((short(k), cell(k, s.mean), cell(k, s.std), str(s.runs)) for k, s in report.summary.items())
     return Table(("", "mean", "std", "runs"), lines, "Mean and deviation of the runs")
 
 
-def agreement(report: "FullReport") -> Table:
+def agreement(report: FullReport) -> Table:
     """Return how often two runs gave the same readable answer."""
     lines = tuple((pair, f"{share:.1f}") for pair, share in report.agreement.items())
     changed = ("questions whose answer changes", f"{report.flips} of {report.overall['n']}")
     return Table(("", "% of questions"), (*lines, changed), "Same readable answer in both")
 
 
-def cut_off(report: "FullReport") -> Table:
+def cut_off(report: FullReport) -> Table:
     """Return how many outputs of each run were cut off by their limit."""
     lines = tuple((name, str(run.outputs), str(run.cut), str(run.thinking)) for name, run in report.cut.items())
     return Table(("", "outputs", "cut off", "while thinking"), lines, "Outputs cut off by their limit")
@@ -203,7 +201,7 @@ def _simulated(guess: Mapping[str, Any]) -> str:
     return f"{guess['mean']:.2f} ± {guess['std']:.2f} ({guess['seeds']} seeds)"
 
 
-def published(numbers: "Published", overall: Scores) -> Table:
+def published(numbers: Published, overall: Scores) -> Table:
     """Return the published models, the run above them."""
     keys = [key for key in dict.fromkeys(key for row in numbers.rows for key in row) if _shown(key)]
     own = tuple(cell(key, overall.get(key)) for key in keys)
@@ -217,7 +215,7 @@ def _shown(key: str) -> bool:
     return key != "name" and not key.endswith("_std")
 
 
-def _warning(numbers: "Published") -> str:
+def _warning(numbers: Published) -> str:
     return f"Not the same questions: {numbers.caveat}." if numbers.caveat else ""
 
 
@@ -290,7 +288,7 @@ def _accuracy(share: Share) -> tuple[str, str, str]:
     return str(share.n), cell("", share.accuracy), cell("", share.accuracy_ci)
 
 
-def breakdown(table: Breakdown, columns: Sequence[str], numbers: "Published | None") -> Table:
+def breakdown(table: Breakdown, columns: Sequence[str], numbers: Published | None) -> Table:
     """Return the scores by the values of a facet, published accuracies of the same groups beside them."""
     theirs = numbers.of_facet(table.facet) if numbers else None
     models = tuple(dict.fromkeys(model for cells in theirs.cells.values() for model in cells)) if theirs else ()
@@ -569,7 +567,7 @@ SECTIONS: tuple[Section, ...] = (
 """In the order in which the files show them."""
 
 
-def markdown(report: "FullReport") -> str:
+def markdown(report: FullReport) -> str:
     """Return report.md: every table, how each number was computed, and where it comes from."""
     head = "Accuracy, F1, BLEU and ROUGE in percent; an unreadable output counts as the profile says.\n"
     if report.selection:
@@ -585,7 +583,7 @@ def markdown(report: "FullReport") -> str:
     return "\n".join(parts)
 
 
-def latex(report: "FullReport") -> str:
+def latex(report: FullReport) -> str:
     """Return report.tex: the tables for a paper."""
     day = f", {report.identity.date}" if report.identity else ""
     about = f"n = {report.overall['n']:,}{day}"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from cmexam_tune.core.schema import Question
 from cmexam_tune.evaluation import significance
 from cmexam_tune.evaluation.answer_parsing import final_part, parse
-from cmexam_tune.evaluation.grading import Graded
+from cmexam_tune.evaluation.graded import Graded
 
 HEAD = 20
 """Characters within which an answer counts as given at once."""

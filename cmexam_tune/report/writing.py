@@ -5,7 +5,7 @@ from pathlib import Path
 
 from cmexam_tune.core.files import write_together
 from cmexam_tune.report import page, sections
-from cmexam_tune.report.building import FullReport
+from cmexam_tune.report.full_report import FullReport
 from cmexam_tune.report.page import Runs
 
 NAMES = ("report.json", "report.md", "report.html", "report.tex")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from cmexam_tune.core import variants
 
 if TYPE_CHECKING:
-    from cmexam_tune.evaluation.grading import Graded
+    from cmexam_tune.evaluation.graded import Graded
 
 
 @dataclass(frozen=True)

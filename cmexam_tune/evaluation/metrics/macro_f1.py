@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from cmexam_tune.evaluation.metrics import Metric
 
 if TYPE_CHECKING:
-    from cmexam_tune.evaluation.grading import Graded
+    from cmexam_tune.evaluation.graded import Graded
 
 
 def macro_f1(graded: "Sequence[Graded]") -> float:

@@ -8,15 +8,13 @@ is to it.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from cmexam_tune.core import variants
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.core.schema import Question
+from cmexam_tune.evaluation.graded import Graded
 from cmexam_tune.evaluation.text_metrics import PairStatistics
-
-if TYPE_CHECKING:
-    from cmexam_tune.evaluation.grading import Graded
 
 STANDARD = "standard"
 """The scorer of this project."""

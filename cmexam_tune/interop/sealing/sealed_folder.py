@@ -26,7 +26,7 @@ from cmexam_tune.core.errors import UserError
 from cmexam_tune.core.progress import Progress
 from cmexam_tune.core.schema import WHERE_SAID, Prediction, Question, Scores
 from cmexam_tune.evaluation import breakdowns, grading, prediction_metadata, scorers
-from cmexam_tune.evaluation.grading import Graded
+from cmexam_tune.evaluation.graded import Graded
 from cmexam_tune.evaluation.prediction_metadata import PredictionMetadata
 from cmexam_tune.evaluation.scorers import STANDARD
 from cmexam_tune.interop import predictions as other_tools

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from cmexam_tune.core.schema import Scores
-from cmexam_tune.evaluation.grading import Graded
+from cmexam_tune.evaluation.graded import Graded
 from cmexam_tune.evaluation.prediction_metadata import PredictionMetadata, section
 from cmexam_tune.evaluation.scorers import STANDARD
 from cmexam_tune.report.identity import Identity

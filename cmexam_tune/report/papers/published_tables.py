@@ -13,7 +13,7 @@ import yaml
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.core.schema import Question
 from cmexam_tune.core.variants import suggest
-from cmexam_tune.report.building import FacetNumbers, Published
+from cmexam_tune.report.full_report import FacetNumbers, Published
 
 SETTINGS = {"answer_only": "answer-only", "cot": "CoT"}
 _OF_MODELS = {"cmexam": ("table3",), "cmb": ("table3", "table4")}

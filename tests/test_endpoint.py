@@ -769,7 +769,11 @@ def test_an_interrupt_ends_at_once_and_keeps_what_came(tmp_path: Path) -> None:
 
     with serving(script) as server:
         command = [sys.executable, "-m", "cmexam_tune.predict", *words, f"model.base_url={server.url}"]
-        process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True,
+            # A shell starts what runs in its background with interrupts ignored, and children inherit that.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )  # fmt: skip
         deadline = time.monotonic() + 60
         while server.busy < 4 and time.monotonic() < deadline:
             time.sleep(0.05)

@@ -54,6 +54,7 @@ def test_cmexam(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (tmp_path / "cmexam_out" / "report" / "report.html").is_file()
 
 
+@pytest.mark.slow
 def test_cmb(tmp_path: Path) -> None:
     shown = run("cmb.ipynb", tmp_path)
     assert any("majority of five" in text for text in shown)

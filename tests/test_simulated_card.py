@@ -59,6 +59,7 @@ def on_card(tmp_path: Path, card_library: Path) -> Runner:
             text=True,
             check=False,
         )
+        assert done.returncode == 0, done.stderr[-6000:]
         report: Report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
         assert [entry["status"] for entry in report] == [0] * len(commands), done.stderr[-6000:]
         return report

@@ -1,4 +1,4 @@
-"""Compiles what torch's C++ core needs to believe in the card; once for each version of torch and of the source."""
+"""Compiles what torch's C++ core needs to believe in the card; once for each installed torch and version of this."""
 
 import hashlib
 import os
@@ -27,13 +27,14 @@ def library() -> Path:
     compiler = shutil.which(os.environ.get("CXX", "c++"))
     if compiler is None:
         raise CannotBuild("no C++ compiler (c++, or what CXX names)")
-    digest = hashlib.sha256(torch.__version__.encode() + SOURCE.read_bytes()).hexdigest()[:16]
+    folder = Path(cpp_extension.TORCH_LIB_PATH)
+    # It is linked against the torch of this environment, by its path: another environment's is another library.
+    digest = hashlib.sha256(f"{torch.__version__} {folder}".encode() + SOURCE.read_bytes()).hexdigest()[:16]
     target = Path(cpp_extension.get_default_build_root()) / "cmexam_tune_tests" / f"card_{digest}.so"
     if target.is_file():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     staged = target.with_suffix(f".{os.getpid()}")
-    folder = Path(cpp_extension.TORCH_LIB_PATH)
     command = [
         compiler, "-std=c++20", "-O0", "-shared", "-fPIC",
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",

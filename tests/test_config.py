@@ -179,6 +179,7 @@ def test_overrides(tmp_path: Path, override: str, check: Any) -> None:
     ("overrides", "message"),
     [
         (["training.seed=-1"], "  - training.seed: should be greater than or equal to 0, got -1"),
+        (["generation.stop_strings=['']"], "  - generation.stop_strings: an empty text would end every answer"),
         (["generation.votes=3"], "  - generation.votes: 3 outputs would all be the same."),
         (["tuning.method=ptuning"], "  - tuning.num_virtual_tokens: required key is missing"),
         (["data.train=[3]"], "  - data.train[0]: should be a valid string, got 3"),

@@ -301,6 +301,18 @@ def test_stop_strings_of_the_template_end_the_text(monkeypatch: pytest.MonkeyPat
     assert cut.text == free.text[: free.text.find(stop)]
 
 
+@pytest.mark.parametrize("beams", [1, 2])
+def test_stop_strings_of_the_recipe_end_the_text_too(beams: int) -> None:
+    loaded, config = tuned("none")
+    config = set_generation(config, arguments={"num_beams": beams})
+    (free,) = llama.answer(loaded, [question(1)], config)
+    stop = free.text[2:4]
+    config = set_generation(config, arguments={"num_beams": beams}, stop_strings=(stop,))
+    (cut,) = llama.answer(loaded, [question(1)], config)
+    assert (cut.text, cut.finish) == (free.text[: free.text.find(stop)], "stop")
+    assert stop in llama.engine(loaded, config).effective_generation_config()["stop"]
+
+
 @pytest.mark.parametrize("ended", [False, True])
 def test_a_limit_leaves_no_half_character(monkeypatch: pytest.MonkeyPatch, ended: bool) -> None:
     config = make_config()

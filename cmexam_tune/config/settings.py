@@ -326,6 +326,8 @@ class GenerationConfig:
     """likelihood: subtract the log-probability of the same answer after a prompt without the question."""
     thinking_tokens: Annotated[int, Field(ge=0, le=131_072)] = 0
     """Tokens that a model may think (`<think>`) beside `max_new_tokens` for what follows."""
+    stop_strings: Strings = ()
+    """Texts that end what the model writes and are left out of it, beside those of the template."""
     votes: Annotated[int, Field(ge=1, le=1000)] = 1
     """Outputs for each question, of which the majority is the answer; more than one needs `do_sample: true`."""
     orders: Annotated[int, Field(ge=1, le=100)] = 1
@@ -358,6 +360,8 @@ class GenerationConfig:
             )
         if self.votes > 1 and self.orders > 1:
             raise ValueError(f"orders: {self.orders} orders of {self.votes} votes: ask for one of the two at a time")
+        if "" in self.stop_strings:
+            raise ValueError("stop_strings: an empty text would end every answer before its first token. Leave it out")
         for name in ("temperature", "top_p", "top_k"):
             silent = self.mode == "generate" and not self.arguments.get("do_sample")
             if silent and self.arguments.get(name) is not None:

@@ -118,7 +118,7 @@ class DynamicBatcher:
             # Ids of requests need not be distinct; places in the batch are.
             question = dataclasses.replace(pending.request.question, id=str(row))
             requests.append(dataclasses.replace(pending.request, question=question))
-            decoder.row_options[question.id] = _held_back(pending.options, decoder.codec.stop)
+            decoder.row_options[question.id] = _held_back(pending.options, decoder.stops)
         for completion in decoder.generate(requests):
             batch[int(completion.request.question.id)].future.set_result(completion)
 

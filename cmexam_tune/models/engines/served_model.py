@@ -66,7 +66,6 @@ class ServedModel(PromptTokens, Remote):
         Remote.__init__(self, replace(config, model=address, generation=patient))
         PromptTokens.__init__(self, codec, loaded.tokenizer, config, remote.positions)
         self._ends = sampling.named_ends(remote.generation_config, loaded.tokenizer)
-        self._stops = [*dict.fromkeys([*codec.stop, *self._settings.get("stop", ())])]
         self._thinking_end: Ids = loaded.tokenizer(THOUGHT, add_special_tokens=False)["input_ids"]
         self._settings["max_tokens"] = self.new_tokens
         if thinking := config.generation.thinking_tokens:
@@ -89,7 +88,7 @@ class ServedModel(PromptTokens, Remote):
     def effective_generation_config(self) -> dict[str, Any]:
         """Return what computed the answers, and the fields that every request has."""
         self._server.start()
-        return {**self._server.provenance(), "stop": self._stops, **self._settings, **self._extra}
+        return {**self._server.provenance(), **self._settings, **self._extra, "stop": list(self.stops)}
 
     def generate(self, requests: Sequence[PromptRequest]) -> Iterator[Completion]:
         """Let the model write, up to an EOS, a stop text or the limit; see `Remote.generate`."""
@@ -103,7 +102,7 @@ class ServedModel(PromptTokens, Remote):
             text = completion.text.rstrip(HALF) if completion.finish == "length" else completion.text
             return replace(completion, text=THINK * self.codec.thinks + text)
         ids = self._within_budget(list(completion.token_ids))
-        written = self.read(ids, self._ends, self._stops)
+        written = self.read(ids, self._ends, self.stops)
         return replace(completion, text=written.text, finish=written.finish, completion_tokens=len(ids))
 
     def _within_budget(self, ids: Ids) -> Ids:
@@ -281,7 +280,7 @@ class ServedModel(PromptTokens, Remote):
         """Return the prompt as ids, with the beginning that all allowed answers share if it is forced."""
         (asked,) = self.ask([item])
         start = self.answer_trie(item.question)[0] if forced else []
-        stop = {"stop": self._stops} if self._stops else {}
+        stop = {"stop": self.stops} if self.stops else {}
         return {"prompt": asked.row + start, **stop}, {}
 
 

@@ -67,7 +67,7 @@ class Decoder(PromptTokens):
             "dtype": str(self.model.dtype).removeprefix("torch."),
             "attention": self.model.config._attn_implementation,
             "lora_merged": not any(".lora_A." in name for name, _ in self.model.named_parameters()),
-            "stop": list(self.codec.stop),
+            "stop": list(self.stops),
             **self.mode.settings(),
         }
 
@@ -137,7 +137,7 @@ class Decoder(PromptTokens):
             raise UserError(
                 f"{self.config.model.model_name_or_path}: one prompt at a time is too much for the memory "
                 f"({first_line(error)}). Lower generation.max_new_tokens, prompt.max_source_length or prompt.shots, "
-                "set model.load_in_4bit=true, or take a larger card."
+                f"{'set model.load_in_4bit=true, ' * device.computes_4bit()}or take a larger card."
             ) from error
         size = self.batch_size
         self._halvings += 1
@@ -250,7 +250,7 @@ class FreeText(Mode):
         options = [decoder.row_options.get(item.question.id, RowOptions()) for item in batch.items]
         rows, tries = zip(*map(self._row, batch.items, options), strict=True)
         width = max(len(row) for row in rows)
-        stops = [(*decoder.codec.stop, *row.stop) for row in options]
+        stops = [(*decoder.stops, *row.stop) for row in options]
         watching = Watching(options, width, lambda ids: decoder.text(ids, ends), self._spell)
         criteria: list[Any] = list(decoder.stopping)
         processors: list[Any] = []

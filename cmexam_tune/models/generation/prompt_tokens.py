@@ -62,6 +62,8 @@ class PromptTokens:
     def __init__(self, codec: Codec, tokenizer: PreTrainedTokenizerBase, config: Config, positions: int | None) -> None:
         """Bind; `positions` is how many tokens the model can tell apart, None: as many as there are."""
         self.codec, self.tokenizer, self.config, self.positions = codec, tokenizer, config, positions
+        self.stops = tuple(dict.fromkeys((*codec.stop, *config.generation.stop_strings)))
+        """Texts that end what is written, and are left out of it: the template's and the recipe's."""
         self._examples: dict[Any, int] = {}
         self._tries: dict[str, tuple[Ids, AnswerTrie]] = {}
 

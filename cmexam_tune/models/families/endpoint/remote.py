@@ -19,7 +19,7 @@ from cmexam_tune.models.completion import Completion, Token, normalised
 from cmexam_tune.models.families.endpoint.client import Body, Client
 from cmexam_tune.prompts import PromptRequest
 
-SENT = ("do_sample", "max_new_tokens", "temperature", "top_p", "stop_strings")
+SENT = ("do_sample", "max_new_tokens", "temperature", "top_p")
 """Settings that OpenAI's protocol has, under names of its own."""
 EXTRA = {
     "top_k": "top_k",
@@ -322,7 +322,7 @@ def _settings(config: Config, local_only: Sequence[str]) -> tuple[dict[str, Any]
         fields["top_p"] = arguments["top_p"]
     if "max_completion_tokens" not in config.generation.extra_body:
         fields["max_tokens"] = arguments.get("max_new_tokens", config.prompt.max_target_length)
-    if stop := arguments.get("stop_strings"):
-        fields["stop"] = [stop] if isinstance(stop, str) else list(stop)
+    if config.generation.stop_strings:
+        fields["stop"] = list(config.generation.stop_strings)
     extra = {EXTRA[key]: arguments[key] for key in EXTRA if key in arguments} | dict(config.generation.extra_body)
     return {key: value for key, value in fields.items() if key not in extra}, extra

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 from cmexam_tune.config import PromptConfig
 from cmexam_tune.core.schema import Question
@@ -73,6 +74,18 @@ def collate(loaded: Loaded, groups: Sequence[Sequence[Mapping[str, Any]]]) -> di
         positions[i, start:] = torch.arange(width - start)
     extra = {"position_ids": positions} if packed else {"attention_mask": mask}
     return {"input_ids": ids, "labels": labels, **extra}
+
+
+def bounds(rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
+    """Return what tells FlashAttention where the questions of one packed row are: transformers' `FlashAttentionKwargs`.
+
+    `cu_seq_lens_q` and `_k`, int32 [questions + 1], hold the place where each begins, and the end; `max_length_q` and
+    `_k`, single numbers that stay on the host, the most tokens of one.
+    """
+    lengths = torch.tensor([len(row["input_ids"]) for row in rows])
+    places = functional.pad(lengths.cumsum(0), (1, 0)).int()
+    return {f"{name}_{side}": value for name, value in (("cu_seq_lens", places), ("max_length", lengths.max()))
+            for side in "qk"}  # fmt: skip
 
 
 def left_padded(

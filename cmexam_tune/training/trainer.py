@@ -137,11 +137,18 @@ class ExamTrainer(SafeTrainer):
         self.state.num_input_tokens_seen += batch.tokens
         return step_loss
 
-    def on_device(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return a collated micro-batch on this process's device; labels of tokens stay where `LabelLogits` counts."""
+    def on_device(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor | int]:
+        """Return a collated micro-batch on this process's device, single numbers as such.
+
+        Labels of tokens stay where `LabelLogits` counts.
+        """
         stays = {"labels"} if self.label_logits is not None else set()
         return {
-            name: value if name in stays else value.to(self.args.device, non_blocking=True)
+            name: value
+            if name in stays
+            else value.to(self.args.device, non_blocking=True)
+            if value.dim()
+            else int(value)
             for name, value in inputs.items()
         }
 

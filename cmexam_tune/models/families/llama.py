@@ -97,14 +97,18 @@ class Llama(Writer):
         Without `attention_mask`: padding is on the right, where causal attention never looks, and carries no label.
         With a mask transformers leaves the fast causal kernels and repeats the key and value heads.
 
-        For FlashAttention everything becomes one row [1, tokens] without padding: transformers then finds the questions
-        by their `position_ids` and runs the kernel for rows of different lengths. In several rows it would not look.
+        For FlashAttention everything becomes one row [1, tokens] without padding, with the places where questions begin
+        and the length of the longest: transformers then runs the kernel for rows of different lengths. It would look
+        for them in `position_ids`, too, but in every layer, and wait for the card each time.
         """
-        if is_flash_attention_requested(loaded.model.config):
-            groups = [[row for group in groups for row in group]]
-        batch = causal.collate(loaded, groups)
+        if not is_flash_attention_requested(loaded.model.config):
+            batch = causal.collate(loaded, groups)
+            batch.pop("attention_mask", None)
+            return batch
+        rows = [row for group in groups for row in group]
+        batch = causal.collate(loaded, [rows])
         batch.pop("attention_mask", None)
-        return batch
+        return batch | causal.bounds(rows)
 
     def whole_formats(self, model: ModelConfig) -> tuple[Literal["hf", "released"], ...]:
         """Return transformers' layout where it has a class for the model, and that of the release if it is another."""

@@ -54,7 +54,6 @@ PAIRS = (
 )
 CARDS = 8
 """Of a machine, where one is not enough."""
-NO_4BIT = ("910B",)
 
 
 def attempts(config, card):
@@ -68,7 +67,7 @@ def attempts(config, card):
         given = ("training.gradient_checkpointing=true", f"training.per_device_train_batch_size={micro}")
         yield given, 1
     family, method = run.parts(config)
-    if method.trains_beside_4bit and family.loads_in_4bit and card not in NO_4BIT:
+    if method.trains_beside_4bit and family.loads_in_4bit and card.computes_4bit:
         yield (given[0], "model.load_in_4bit=true"), 1
     yield (given[0], "training.deepspeed=zero3"), CARDS
     yield (given[0], "training.deepspeed=zero3_offload"), CARDS
@@ -98,7 +97,7 @@ def row(folder, pair):
     encoder = Encoder(config.prompt, config.model, family, loaded, folder / "cache", 1)
     encoded = encoder.encode(questions)
     room, first = (card.memory - estimate.CONTEXT) / estimate.GIB, None
-    for settings, world in attempts(config, card_name):
+    for settings, world in attempts(config, card):
         tried = load_config(recipe, [*common, *settings])
         data = TrainingData(encoded, arguments.layout(tried.training, tried.prompt, world))
         need = estimate.needs(tried, model, data, world, card)[1][estimate.stage_of(tried)] / estimate.GIB

@@ -39,14 +39,14 @@ assert device.kind() == "npu" and str(device.place()) == "npu:1" and calls == [1
 assert checkpoint.dtype(ModelConfig(family="llama", model_name_or_path="x")) == torch.bfloat16
 assert attention.suited("sdpa") == "sdpa" and device.shares_heads()
 card = arguments.Card.here()
-assert card == arguments.Card("Ascend910B3", True, True, 61 << 30)
+assert card == arguments.Card("Ascend910B3", True, True, 61 << 30, computes_4bit=False)
 assert arguments.choose_precision({}, card) == {"bf16": True, "fp16": False}
 assert device.backend() == "hccl" and device.summing_dtype(device.place()) == torch.float32
 assert callbacks.peak_memory() == 7 << 30 and device.free_memory() == 62 << 30
 device.set_rng_states(device.rng_states()); device.empty_cache()
 assert calls[-2:] == [["state"], "emptied"]
 try:
-    device.check_4bit()
+    checkpoint._quantised(ModelConfig(family="llama", model_name_or_path="x", load_in_4bit=True))
 except ConfigError as error:
     print(error)
 """
@@ -68,4 +68,4 @@ def test_an_accelerator_of_another_maker() -> None:
     """In a process of its own: torch takes one backend of another maker, for good."""
     done = subprocess.run([sys.executable, "-c", FAKE], env=training_kit.ENVIRONMENT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "model.load_in_4bit: bitsandbytes has no kernels for this accelerator (npu)" in done.stdout
+    assert "model.load_in_4bit: bitsandbytes has no kernels for this accelerator (Ascend910B3)" in done.stdout

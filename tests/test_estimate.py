@@ -20,6 +20,7 @@ from cmexam_tune import train as program
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.train import question_files, train
 from cmexam_tune.training import arguments, estimate
+from cmexam_tune.training.data import batches, encoding
 from cmexam_tune.training.run_directory import run as runs
 from cmexam_tune.training.trainer import ExamTrainer
 
@@ -93,8 +94,6 @@ def test_memory_by_stage(folder: Path, tmp_path: Path) -> None:
     questions = question_files(settings)[0]
     loaded = module.load(settings.model, questions)
     model: Any = tuning.attach(loaded.model, module, settings.tuning.settings)
-    from cmexam_tune.training.data import batches, encoding
-
     encoder = encoding.Encoder(settings.prompt, settings.model, module, loaded, tmp_path)
     layout = arguments.layout(settings.training, settings.prompt, 4)
     data = batches.TrainingData(encoder.encode(questions), layout)
@@ -190,6 +189,11 @@ def test_host_memory_on_cards(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert plain["zero3_offload"] == 8 * (1000 + max(largest, size // 16))
     found = estimate.host_memory(weights, needed, **processes, merges_adapter=True)
     assert found["zero3"] == 8 * (1000 + size) and found["zero2"] == plain["zero2"]
+    # Fully tuned: a copy of all weights in float32, and beside it what was written, read back.
+    whole = estimate.ModelSize.of(model.requires_grad_(True), generates=True)
+    full = estimate.host_memory(whole, needed, **processes, merges_adapter=False, reads_whole=True)
+    assert full["none"] == full["zero2"] == 8 * (1000 + largest) + 2 * size
+    assert full["zero3"] == 8 * 1000 + 8 * largest + size
 
 
 def test_program_prints_it_without_writing(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -227,6 +231,10 @@ def test_a_card_that_is_not_here(folder: Path, tmp_path: Path, capsys: pytest.Ca
     assert "fits V100-16GB: needs" in fits and "weights in 4 bits" in fits
     large = told("--card", "A100-80GB", "training.per_device_train_batch_size=32")
     assert "fits A100-80GB: needs" in large and "weights in bfloat16" in large
+    ascend = told("--card", "910B", "model.config.num_hidden_layers=160")
+    assert "does not fit 910B" in ascend and "load_in_4bit" not in ascend
+    with pytest.raises(UserError, match=r"bitsandbytes has no kernels for this accelerator \(910B\)"):
+        told("--card", "910B", "model.load_in_4bit=true")
     with pytest.raises(UserError, match="--card V100-16 is not known, did you mean 'V100-16GB'"):
         told("--card", "V100-16")
 
@@ -244,6 +252,25 @@ def test_logits_of_all_labels_are_counted_only_where_they_exist(folder: Path) ->
     more = foreseen(training__label_smoothing_factor=0.1) - foreseen()
     labels = more / vocabulary + 256 * 12
     assert labels % 14 == 0 and 256 < labels / 14 <= 6 * 96
+
+
+def test_the_mask_of_packed_rows_is_counted_once(folder: Path) -> None:
+    """In bfloat16, for all pairs of tokens of the rows; `test_attention.py` sees that one is kept."""
+
+    def foreseen(**changes: Any) -> int:
+        settings = training_kit.recipe(folder, training__per_device_train_batch_size=6, **changes)
+        return estimate.dry_run(settings, question_files(settings)[0], "H100").memory["none"]
+
+    settings = training_kit.recipe(folder, training__per_device_train_batch_size=6, training__packing=True)
+    family, _ = runs.parts(settings)
+    questions = question_files(settings)[0]
+    loaded = family.load(settings.model, device="meta")
+    encoder = encoding.Encoder(settings.prompt, settings.model, family, loaded, folder / "packed_cache")
+    data = batches.TrainingData(encoder.encode(questions), arguments.layout(settings.training, settings.prompt, 1))
+    (plan,) = next(iter(data.sampler(0, 1)))
+    rows = [sum(data.train.lengths[i] for i in row) for row in plan.micro[0]]
+    assert len(rows) < 6
+    assert foreseen(training__packing=True) - foreseen() == 2 * len(rows) * max(rows) ** 2
 
 
 def test_out_of_memory_while_training_is_one_message(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -220,8 +220,9 @@ def unloadable(name: str, error: BaseException) -> UserError:
     """Return the error for weights of `name` that could not be read, or that the card cannot hold."""
     if isinstance(error, torch.OutOfMemoryError):
         return UserError(
-            f"{name}: its weights do not fit the card's memory ({first_line(error)}). Set model.load_in_4bit=true, or "
-            "to train on several cards training.deepspeed=zero3; end other programs on this card, or take a larger one."
+            f"{name}: its weights do not fit the card's memory ({first_line(error)}). "
+            f"{'Set model.load_in_4bit=true. ' * device.computes_4bit()}To train on several cards set "
+            "training.deepspeed=zero3; end other programs on this card, or take a larger one."
         )
     return UserError(f"{name}: the weights cannot be loaded ({first_line(error)}).")
 
@@ -289,7 +290,8 @@ def _quantised(model: ModelConfig) -> dict[str, Any]:
         return {}
     import transformers
 
-    device.check_4bit()
+    if not device.computes_4bit():
+        raise device.no_4bit(device.name())
     make: Any = transformers.BitsAndBytesConfig
     if gguf.find(model.model_name_or_path) is not None:
         raise ConfigError(

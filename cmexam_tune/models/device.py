@@ -133,14 +133,14 @@ def summing_dtype(device: torch.device) -> torch.dtype:
     return torch.float64 if device.type in WITH_FLOAT64 else torch.float32
 
 
-def check_4bit() -> None:
-    """Refuse weights of 4 bits where nothing computes with them.
+def computes_4bit() -> bool:
+    """Return whether bitsandbytes has kernels for the accelerator that is here."""
+    return kind() in WITH_4BIT
 
-    Raises:
-        ConfigError: such an accelerator.
-    """
-    if kind() not in WITH_4BIT:
-        raise ConfigError(
-            f"model.load_in_4bit: bitsandbytes has no kernels for this accelerator ({kind()}). Leave it out; with "
-            "several cards training.deepspeed=zero3 shares out the weights."
-        )
+
+def no_4bit(card: str) -> ConfigError:
+    """Return the error for weights of 4 bits on a card that cannot compute with them."""
+    return ConfigError(
+        f"model.load_in_4bit: bitsandbytes has no kernels for this accelerator ({card}). Leave it out; with several "
+        "cards training.deepspeed=zero3 shares out the weights."
+    )

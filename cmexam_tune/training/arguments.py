@@ -148,6 +148,8 @@ def check(config: Config, card: "Card", model: Any) -> None:
         ConfigError: values that transformers, the tuning method or the card refuses.
     """
     check_supported(config)
+    if config.model.load_in_4bit and not card.computes_4bit:
+        raise device.no_4bit(card.name)
     objective = objectives.named(config.training.objective)
     values = _values(config, objective, card)
     if values.get("deepspeed"):
@@ -190,6 +192,7 @@ CARDS = {
     "A800-40GB": 39.39, "A800-80GB": 79.15, "H100": 79.10, "H200": 139.81, "910B": 60.97,
 }  # fmt: skip
 """Name -> GiB as torch reports them, which is less than what is printed on the box."""
+WITHOUT_4BIT = ("910B",)
 
 
 @dataclass(frozen=True)
@@ -202,13 +205,15 @@ class Card:
     bf16: bool
     memory: int | None = None
     """Bytes, where they are known."""
+    computes_4bit: bool = True
+    """Whether bitsandbytes has kernels for it."""
 
     @classmethod
     def here(cls, use_cpu: bool = False) -> "Card":
         """Return the card of this process; the CPU where there is none or `use_cpu` is set."""
         if use_cpu or not device.is_accelerated():
             return cls("CPU", accelerated=False, bf16=True)
-        return cls(device.name(), True, device.has_bf16(), device.total_memory())
+        return cls(device.name(), True, device.has_bf16(), device.total_memory(), device.computes_4bit())
 
     @classmethod
     def named(cls, name: str) -> "Card":
@@ -221,7 +226,8 @@ class Card:
         if name.lower() not in known:
             raise ConfigError(f"--card {name} is not known{suggest(name, CARDS)} (known: {', '.join(CARDS)}).")
         key = known[name.lower()]
-        return cls(key, True, not key.startswith("V100"), round(CARDS[key] * 1024**3))
+        memory = round(CARDS[key] * 1024**3)
+        return cls(key, True, not key.startswith("V100"), memory, key not in WITHOUT_4BIT)
 
 
 def choose_precision(values: Mapping[str, Any], card: Card, weights_dtype: str = "auto") -> dict[str, bool]:

@@ -20,6 +20,7 @@ from cmexam_tune.training import arguments, objectives
 from cmexam_tune.training.data.batches import TrainingData
 from cmexam_tune.training.data.encoding import Encoder, truncation_table
 from cmexam_tune.training.data.questions import QuestionFiles
+from cmexam_tune.training.data.sampler import Plan
 from cmexam_tune.training.logits import CHUNK, can_fuse
 from cmexam_tune.training.run_directory import run
 
@@ -34,6 +35,8 @@ MAX_LIVE = 1_000_000_000
 """Numbers: `stage3_max_live_parameters` of the shipped configs."""
 CONTEXT = GIB // 2
 """Of a card's memory for CUDA itself and the kernels."""
+MASKED, UNMASKED = {"attention_mask", "position_ids"}, "cu_seq_lens_q"
+"""Inputs with which rows have a mask of all pairs of tokens, and the one that stands for it where rows are packed."""
 EXAMPLES = ("V100-32GB", "A800-80GB")
 """Cards that a message names."""
 EFFICIENCY = 0.4
@@ -189,6 +192,7 @@ def dry_run(config: Config, questions: QuestionFiles, card_name: str | None = No
             local=local,
             on_card=card.accelerated,
             merges_adapter=config.model.adapter_name_or_path is not None,
+            reads_whole=method.standalone,
         ),
         processes=world,
         local=local,
@@ -239,10 +243,10 @@ def verdict(config: Config, needed: Mapping[str, int], card: arguments.Card) -> 
     room, need = (card.memory - CONTEXT) / GIB, needed[stage] / GIB
     if need <= room:
         return f"fits {card.name}: needs {need:.2f} of {room:.2f} GiB\n"
-    return f"does not fit {card.name}: needs {need:.2f} of {room:.2f} GiB; change {remedies(config)}\n"
+    return f"does not fit {card.name}: needs {need:.2f} of {room:.2f} GiB; change {remedies(config, card)}\n"
 
 
-def remedies(config: Config) -> str:
+def remedies(config: Config, card: arguments.Card) -> str:
     """Return the settings that make a training need less memory, of those that it has not got yet."""
     training, stage = config.training, stage_of(config)
     micro, each = training.micro_batch, training.micro_batch * training.accumulation
@@ -252,7 +256,7 @@ def remedies(config: Config) -> str:
         # A step keeps its questions, as a run that goes on needs it.
         batch += f" with training.gradient_accumulation_steps={each // smaller}"
     family, method = run.parts(config)
-    may_quantise = method.trains_beside_4bit and family.loads_in_4bit
+    may_quantise = method.trains_beside_4bit and family.loads_in_4bit and card.computes_4bit
     settings = {
         "training.gradient_checkpointing=true": not recomputes(config),
         batch: micro > 1,
@@ -273,8 +277,8 @@ def out_of_memory(config: Config, model: Any, data: TrainingData, world: int, er
         need = needs(config, model, data, world, card)[1][stage]
         foreseen = f" --dry-run foresees {need / GIB:.2f} GiB; {card.name} has {card.memory / GIB:.2f}."
     return (
-        f"the card's memory ran out ({first_line(error)}).{foreseen} Change {remedies(config)}. With another batch "
-        "size or gradient checkpointing the run goes on from its last checkpoint."
+        f"the card's memory ran out ({first_line(error)}).{foreseen} Change {remedies(config, card)}. With another "
+        "batch size or gradient checkpointing the run goes on from its last checkpoint."
     )
 
 
@@ -323,7 +327,14 @@ def memory(size: ModelSize, working: int, world: int, card: arguments.Card | Non
 
 
 def host_memory(
-    size: ModelSize, needed: Mapping[str, int], *, world: int, local: int, on_card: bool, merges_adapter: bool
+    size: ModelSize,
+    needed: Mapping[str, int],
+    *,
+    world: int,
+    local: int,
+    on_card: bool,
+    merges_adapter: bool,
+    reads_whole: bool = False,
 ) -> dict[str, int]:
     """Return the bytes of a machine's own memory, by stage.
 
@@ -338,6 +349,9 @@ def host_memory(
         local: processes on this machine.
         on_card: whether there are cards, which are used.
         merges_adapter: whether `model.adapter_name_or_path` is set.
+        reads_whole: whether what was written at the end is a whole model, which the first process reads back beside
+            its copy to compare them (`selfcheck.py`), but not under ZeRO-3. On a CPU gradients and activations, which
+            are gone by then, need no less.
     """
     program = psutil.Process().memory_info().rss
     saved = size.trained * WEIGHT_BYTES
@@ -352,7 +366,8 @@ def host_memory(
         }
     else:
         each = {stage: needs + (offloaded if stage == "zero3_offload" else 0) for stage, needs in needed.items()}
-    return {stage: local * (program + needs) + saved for stage, needs in each.items()}
+    read = {stage: saved if on_card and reads_whole and "zero3" not in stage else 0 for stage in each}
+    return {stage: local * (program + needs) + saved + read[stage] for stage, needs in each.items()}
 
 
 def buffers(size: ModelSize, card: arguments.Card | None = None) -> dict[str, int]:
@@ -405,7 +420,20 @@ def activations(
     # In a chunk: logits and their shares in float32, and both in the compute type.
     per_label = 2 * (4 + width) if fused else 3 * 4 + width
     logits = (min(labels, CHUNK) if fused else labels) * per_label * int(getattr(shape, "vocab_size", 0))
-    return slots * numbers_per_token * width + logits
+    return slots * numbers_per_token * width + mask_numbers(data) * width + logits
+
+
+def mask_numbers(data: TrainingData) -> int:
+    """Return the numbers in the attention mask of the first micro-batch, which holds the longest question.
+
+    All layers share one. Padding on the right of a causal model needs none, nor does FlashAttention.
+    """
+    (plan,) = next(iter(data.sampler(0, 1)))
+    batch = data.train[Plan(plan.micro[:1], 0)].micro[0]
+    if MASKED.isdisjoint(batch) or UNMASKED in batch:
+        return 0
+    rows, length = batch["input_ids"].shape
+    return int(rows * length * length)
 
 
 def _number_bytes(card: arguments.Card | None) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import forked_programs
+import psutil
 import pytest
 import training_kit
 from forked_programs import die, finish, start
@@ -155,19 +156,26 @@ def test_sigterm_saves_a_checkpoint_and_the_same_command_goes_on(folder: Path) -
 
 
 @pytest.mark.slow
-def test_sigterm_reaches_the_processes_of_torchrun(folder: Path) -> None:
-    """It hands the signal on and reports it in a way of its own."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+def test_the_processes_of_torchrun_end_with_it(folder: Path, number: signal.Signals) -> None:
+    """It hands SIGTERM on and reports it in a way of its own; killed, it can do neither."""
     changes = {"training__num_train_epochs": 6, "training__save_steps": 5, "training__deepspeed": "zero2"}
-    path, out, log = experiment(folder, "term2", **changes), folder / "term2", folder / "term2.log"
+    name = f"torchrun_{number.name}"
+    path, out, log = experiment(folder, name, **changes), folder / name, folder / f"{name}.log"
     command = [*training_kit.torchrun(), "--config", str(path), f"out={out}"]
     with log.open("w") as handle:
         process = subprocess.Popen(command, env=training_kit.ENVIRONMENT, stdout=handle, stderr=handle)
         while not checkpoints.newest_first(out):
             assert process.poll() is None, log.read_text()
             time.sleep(0.05)
-        process.send_signal(signal.SIGTERM)
+        workers = psutil.Process(process.pid).children()
+        process.send_signal(number)
         assert process.wait(timeout=120) != 0
-    check_saved_and_resumed(folder, "term2", log.read_text(), processes=2)
+        _, alive = psutil.wait_procs(workers, timeout=60)
+        for worker in alive:
+            worker.kill()
+        assert len(workers) == 2 and not alive
+    check_saved_and_resumed(folder, name, log.read_text(), processes=2)
 
 
 def check_saved_and_resumed(folder: Path, name: str, noted: str, processes: int) -> None:

@@ -16,7 +16,9 @@ turns `main` into `main(argv)`. Positional-only parameters of it are positional,
 import argparse
 import functools
 import inspect
+import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,6 +32,8 @@ from cmexam_tune.core.variants import suggest
 
 Main = Callable[[Sequence[str]], int | None]
 INTERRUPTED = 130
+PR_SET_PDEATHSIG = 1
+"""Of Linux's prctl(2): the signal to send to this process when its parent has ended."""
 OUT_OF_MEMORY = (
     "The card's memory is too small for this. Answering: lower generation.batch_size, prompt.max_source_length or "
     "generation.max_new_tokens. Training: lower training.per_device_train_batch_size or training.max_tokens_per_batch, "
@@ -283,6 +287,7 @@ def note(text: str) -> None:
 
 def run(main: Callable[[Sequence[str]], int | None], argv: Sequence[str] | None = None) -> NoReturn:
     """Call a program's `main(argv)` and exit: 0 done, 2 the caller's mistake, 1 a failure, 130 interrupted."""
+    _end_with_torchrun()
     try:
         sys.exit(main(sys.argv[1:] if argv is None else argv) or 0)
     except UserError as error:
@@ -303,6 +308,14 @@ def run(main: Callable[[Sequence[str]], int | None], argv: Sequence[str] | None 
         if (message := files.explain(error)) is None:
             raise
         _stop(f"error: {message}", 2)
+
+
+def _end_with_torchrun() -> None:
+    """Let Linux ask this process to end when torchrun has, which leaves its workers behind if it is killed itself."""
+    if "TORCHELASTIC_RUN_ID" in os.environ and sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _stop(message: str, status: int) -> NoReturn:

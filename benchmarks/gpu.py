@@ -33,6 +33,13 @@ CHATGLM_6B = {
 }  # fmt: skip
 RECIPES = {"llama": ("lora_llama.yaml", LLAMA_7B), "chatglm": ("ptuning_chatglm.yaml", CHATGLM_6B)}
 QUESTIONS_OF_A_STEP = 16
+ALL_TOKENS = ("generation.mode=generate", "generation.min_new_tokens=32", "generation.max_new_tokens=32")
+PYTHON_WITH = {"vllm": "CMEXAM_TUNE_VLLM_PYTHON"}
+"""Package -> environment variable that names a Python which has it."""
+RATIOS = {
+    "llama_dynamic": "llama_lora_{dtype}", "llama_padded_512": "llama_lora_{dtype}", "predict_vllm": "predict_generate",
+}  # fmt: skip
+"""What others do -> the same by us."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +69,7 @@ CHECKS = (
     Check("llama_padded_512", "train", 120, side="a", steps=6),
     Check("chatglm_ptuning_bf16", "train", 120, "chatglm", dtype="bf16"),
     Check("chatglm_ptuning_fp16", "train", 120, "chatglm", dtype="fp16"),
-    Check("predict_generate", "predict", 60, overrides=("generation.mode=generate",)),
+    Check("predict_generate", "predict", 60, overrides=ALL_TOKENS),
     Check("predict_constrained", "predict", 60, overrides=("generation.mode=constrained",)),
     Check("predict_likelihood", "predict", 60, overrides=("generation.mode=likelihood",)),
     Check(
@@ -72,6 +79,10 @@ CHECKS = (
     Check(
         "llama_liger", "train", 90, steps=20, needs="liger_kernel", card=True,
         overrides=("training.use_liger_kernel=true",),
+    ),
+    Check(
+        "predict_vllm", "predict", 240, needs="vllm", card=True,
+        overrides=(*ALL_TOKENS, "model.engine=vllm", "model.engine_arguments={load_format: dummy}"),
     ),
     Check("llama_compile", "train", 150, steps=20, overrides=("training.torch_compile=true",), card=True),
 )  # fmt: skip
@@ -136,7 +147,7 @@ def reason_to_skip(check, job):
     from cmexam_tune.training import arguments
 
     cpu = job["device"] == "cpu"
-    if check.needs and importlib.util.find_spec(check.needs) is None:
+    if check.needs and importlib.util.find_spec(check.needs) is None and PYTHON_WITH.get(check.needs) not in os.environ:
         return f"{check.needs} is not installed"
     if check.card and cpu and not job["named"]:
         return "only on a card, or when --only names it"
@@ -175,20 +186,20 @@ def check_train(check, job):
 
 
 def check_predict(check, job):
-    """Questions a second in one way of answering; random weights write until the limit of tokens."""
+    """Questions a second in one way of answering, every text as long; a server has started before the time counts."""
     import random
 
     import torch
 
     from cmexam_tune.core import jsonl, schema
+    from cmexam_tune.inference import loading
     from cmexam_tune.training.run_directory import run as runs
 
     job = job_of(check, job)
     settings = sides.recipe(job)
     family, _ = runs.parts(settings)
     start_of_memory()
-    loaded = family.load(settings.model, device="cpu" if job["device"] == "cpu" else "cuda")
-    loaded.model.eval()
+    loaded = loading.load(loading.open_source(settings))
     questions = list(jsonl.read(job["questions"], schema.Question))
     questions = random.Random(0).sample(questions, min(job["asked"], len(questions)))
     batch = settings.generation.batch_size
@@ -203,8 +214,9 @@ def check_predict(check, job):
         "samples_per_second": len(found) / seconds,
         "dtype": chosen_dtype(check, job["device"] == "cpu"),
         "batch_size": batch,
-        "peak_memory_bytes": peak_memory(job),
-        "ok": {p.question_id for p in found} == {q.id for q in questions},
+        # A server takes what it is allowed, whatever it needs.
+        **({} if settings.model.is_served else {"peak_memory_bytes": peak_memory(job)}),
+        "ok": {p.question_id for p in found if p.finish != "error"} == {q.id for q in questions},
     }
 
 
@@ -304,13 +316,13 @@ def run(check, job, seconds):
 
 
 def ratios(checks):
-    """Questions a second of ours in the same number format, as a multiple of each plain side."""
+    """Questions a second of ours in the same number format, as a multiple of each other way."""
     found = {}
-    for plain in ("llama_dynamic", "llama_padded_512"):
-        other = checks.get(plain, {})
-        ours = checks.get(f"llama_lora_{other.get('dtype')}", {})
+    for name, same in RATIOS.items():
+        other = checks.get(name, {})
+        ours = checks.get(same.format(dtype=other.get("dtype")), {})
         if "samples_per_second" in other and "samples_per_second" in ours:
-            found[plain] = ours["samples_per_second"] / other["samples_per_second"]
+            found[name] = ours["samples_per_second"] / other["samples_per_second"]
     return found
 
 

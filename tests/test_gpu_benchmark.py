@@ -22,7 +22,7 @@ PUBLISHED = {"llama_lora_bf16": 6_738_415_616, "chatglm_ptuning_bf16": 6_173_286
 TRAINED = {"llama_lora_bf16": 32 * 2 * 8 * (4096 + 4096), "chatglm_ptuning_bf16": 128 * 28 * 2 * 4096}
 OUTCOMES = {
     "llama_lora_fp16": "skipped", "chatglm_ptuning_fp16": "skipped", "llama_flash_varlen": "skipped",
-    "llama_liger": "skipped", "llama_compile": "skipped",
+    "llama_liger": "skipped", "predict_vllm": "skipped", "llama_compile": "skipped",
 }  # fmt: skip
 
 

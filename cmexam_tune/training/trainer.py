@@ -137,7 +137,7 @@ class ExamTrainer(SafeTrainer):
         self.state.num_input_tokens_seen += batch.tokens
         return step_loss
 
-    def on_device(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor | int]:
+    def on_device(self, inputs: dict[str, torch.Tensor]) -> dict[str, Any]:
         """Return a collated micro-batch on this process's device, single numbers as such.
 
         Labels of tokens stay where `LabelLogits` counts.

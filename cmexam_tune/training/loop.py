@@ -20,10 +20,10 @@ from cmexam_tune.models.families import Family, Loaded
 from cmexam_tune.training import arguments as arguments_of
 from cmexam_tune.training import callbacks, checkpoints, objectives, processes, selfcheck
 from cmexam_tune.training.data.questions import QuestionFiles
-from cmexam_tune.training.objectives import Task
 from cmexam_tune.training.run_directory import log, starting
 from cmexam_tune.training.run_directory import run as runs
 from cmexam_tune.training.safe_trainer import SafeTrainer
+from cmexam_tune.training.task import Task
 
 
 def fit(
@@ -83,7 +83,7 @@ def fit(
     trainer = _make_trainer(Task(config, family, loaded, args, train, validation, cache))
     with contextlib.ExitStack() as stack:
         if first:
-            cli.note(trainer.summary(train.paths))
+            cli.note(trainer.summary())
             release_backup = stack.enter_context(
                 starting.acquire_run(run, overwrite=overwrite, device=device, processes=args.world_size)
             )

@@ -19,7 +19,7 @@ from cmexam_tune.models.generation.decoder import Decoder
 from cmexam_tune.rewards import Output, Reward
 from cmexam_tune.rewards.total import DECISIVE
 from cmexam_tune.training.monitor import PolicyMonitor, TrainingMonitor
-from cmexam_tune.training.objectives import Task
+from cmexam_tune.training.task import Task
 from cmexam_tune.training.trl_trainer import TRLTrainer
 
 RewardFunction = Callable[..., list[float]]
@@ -54,7 +54,7 @@ class PolicyTrainer(TRLTrainer, GRPOTrainer):  # type: ignore[misc]
         """Return what judges rewards: on policy a loss of exactly 0 is no failure."""
         return PolicyMonitor(fp16=fp16, tell=cli.note)
 
-    def summary(self, paths: Sequence[str]) -> str:
+    def summary(self) -> str:
         """Return what is trained, on what."""
         args: Any = self.args
         completions = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size

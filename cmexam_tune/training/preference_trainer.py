@@ -11,7 +11,7 @@ from trl import DPOTrainer
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.core.schema import Question
 from cmexam_tune.training import processes
-from cmexam_tune.training.objectives import Task
+from cmexam_tune.training.task import Task
 from cmexam_tune.training.trl_trainer import TRLTrainer
 
 Preference = tuple[Question, str, str]
@@ -48,7 +48,7 @@ class PreferenceTrainer(TRLTrainer, DPOTrainer):  # type: ignore[misc]
             rows.append({"prompt_ids": item.ids, "chosen_ids": right, "rejected_ids": wrong})
         return Dataset.from_list(rows)
 
-    def summary(self, paths: Sequence[str]) -> str:
+    def summary(self) -> str:
         """Return what is trained, on what."""
         args = self.args
         size = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size

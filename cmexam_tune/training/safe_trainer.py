@@ -12,43 +12,34 @@ import functools
 import math
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
 import numpy
 import torch
 from torch import nn
-from transformers import Trainer, TrainingArguments, get_scheduler
+from transformers import Trainer, get_scheduler
 from transformers.trainer_utils import SaveStrategy
 
-from cmexam_tune.config import Config
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.core.progress import Progress
-from cmexam_tune.core.schema import Question
 from cmexam_tune.models import checkpoint, device
 from cmexam_tune.models import precision as model_precision
-from cmexam_tune.models.families import Family, Loaded
 from cmexam_tune.training import checkpoints, monitor, processes
+from cmexam_tune.training.task import Task
 
 
 class SafeTrainer(Trainer):
     """A Trainer whose checkpoint folders are whole or not there, with and without DeepSpeed."""
 
-    def __init__(
-        self,
-        config: Config,
-        family: Family,
-        loaded: Loaded,
-        arguments: TrainingArguments,
-        validation: Sequence[Question] = (),
-        **options: Any,
-    ) -> None:
-        """Take what is trained; `validation` are questions to be answered, `options` go to the Trainer."""
-        self.config, self.family, self.loaded = config, family, loaded
-        self.validation_questions = validation
-        self.run_folder = Path(str(arguments.output_dir))
-        self.monitor = self.make_monitor(arguments.fp16)
+    def __init__(self, task: Task, **options: Any) -> None:
+        """Take what is trained; `options` go to the Trainer."""
+        self.config, self.family, self.loaded = task.config, task.family, task.loaded
+        self.training_files = task.train.paths
+        self.validation_questions = list(task.validation)
+        self.run_folder = Path(str(task.arguments.output_dir))
+        self.monitor = self.make_monitor(task.arguments.fp16)
         self.stop_asked = False
         """Set by a signal on this process."""
         self.stop_agreed = False
@@ -61,8 +52,8 @@ class SafeTrainer(Trainer):
         """Mean loss of the last step on this process."""
         self.resumable_every = 1
         """Steps between those after which a checkpoint can be gone on from exactly."""
-        self._autocast_dtype = model_precision.mixed(cast(Any, loaded.model))
-        super().__init__(model=loaded.model, args=arguments, **options)
+        self._autocast_dtype = model_precision.mixed(cast(Any, task.loaded.model))
+        super().__init__(model=task.loaded.model, args=task.arguments, **options)
 
     def make_monitor(self, fp16: bool) -> monitor.TrainingMonitor:
         """Return what judges each step."""
@@ -79,8 +70,8 @@ class SafeTrainer(Trainer):
         plugin = self.accelerator.state.deepspeed_plugin if self.is_deepspeed_enabled else None
         return plugin is not None and plugin.zero_stage == 3
 
-    def summary(self, paths: Sequence[str]) -> str:
-        """Return what is trained, on what; `paths` are the training files."""
+    def summary(self) -> str:
+        """Return what is trained, on what."""
         raise NotImplementedError
 
     def shown(self) -> str:

@@ -6,20 +6,19 @@ in `safe_trainer.py`.
 
 import contextlib
 import itertools
-from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
 from torch import nn
 from transformers import TrainingArguments
 
-from cmexam_tune.config import Config
 from cmexam_tune.models import device
-from cmexam_tune.models.families import Classifier, Family, Loaded
+from cmexam_tune.models.families import Classifier
 from cmexam_tune.training import estimate, logits, processes
 from cmexam_tune.training.data.batches import Batch, StepLoader, TrainingData
 from cmexam_tune.training.data.sampler import Plan, spread
 from cmexam_tune.training.safe_trainer import SafeTrainer, count_parameters
+from cmexam_tune.training.task import Task
 
 
 class ExamTrainer(SafeTrainer):
@@ -29,33 +28,16 @@ class ExamTrainer(SafeTrainer):
     so their number may change from step to step while a step keeps its questions.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        family: Family,
-        loaded: Loaded,
-        arguments: TrainingArguments,
-        data: TrainingData,
-        *,
-        criterion: logits.Criterion | None = None,
-    ) -> None:
+    def __init__(self, task: Task, data: TrainingData, criterion: logits.Criterion | None) -> None:
         """Take what is trained on what; `criterion` is of token labels, None their cross-entropy."""
         self.data, self.criterion = data, criterion
-        super().__init__(
-            config,
-            family,
-            loaded,
-            arguments,
-            data.validation_questions,
-            train_dataset=data.train,
-            eval_dataset=cast(Any, data.validation),
-        )
-        self.label_logits = logits.LabelLogits(loaded.model) if family.task == "generate" else None
+        super().__init__(task, train_dataset=data.train, eval_dataset=cast(Any, data.validation))
+        self.label_logits = logits.LabelLogits(self.loaded.model) if self.family.task == "generate" else None
         # 2 operations for each weight and token forward, 4 backward.
-        self._flos_per_token = 6 * count_parameters(loaded.model)
+        self._flos_per_token = 6 * count_parameters(self.loaded.model)
 
-    def summary(self, paths: Sequence[str]) -> str:
-        """Return what is trained, on what; `paths` are the training files."""
+    def summary(self) -> str:
+        """Return what is trained, on what."""
         plan = self.data.sampler(0, self.args.world_size)
         plural = "" if self.args.world_size == 1 else "es"
         text = (
@@ -65,7 +47,7 @@ class ExamTrainer(SafeTrainer):
         )
         if self.data.mixture is None:
             return text
-        shares = zip(self.data.mixture.counts(), paths, strict=True)
+        shares = zip(self.data.mixture.counts(), self.training_files, strict=True)
         return f"{text}\neach epoch: " + ", ".join(f"{count:,} of {path}" for count, path in shares)
 
     # Batches

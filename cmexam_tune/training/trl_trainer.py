@@ -14,8 +14,8 @@ from cmexam_tune.core.errors import first_line
 from cmexam_tune.core.schema import Question
 from cmexam_tune.models.generation.decoder import Decoder
 from cmexam_tune.prompts import PromptRequest
-from cmexam_tune.training.objectives import Task
 from cmexam_tune.training.safe_trainer import SafeTrainer
+from cmexam_tune.training.task import Task
 
 
 class TRLTrainer(SafeTrainer):
@@ -27,15 +27,7 @@ class TRLTrainer(SafeTrainer):
         decoder = task.family.engine(task.loaded, task.config)
         assert isinstance(decoder, Decoder)
         self.decoder = decoder
-        super().__init__(
-            task.config,
-            task.family,
-            task.loaded,
-            task.arguments,
-            list(task.validation),
-            processing_class=task.loaded.tokenizer,
-            **options,
-        )
+        super().__init__(task, processing_class=task.loaded.tokenizer, **options)
         # A fresh adapter is zero: its reference is the base itself. TRL would keep a copy, and PEFT would save it.
         if "ref" in getattr(self.unwrapped_model, "peft_config", {}):
             self.unwrapped_model.delete_adapter("ref")

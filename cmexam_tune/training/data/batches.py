@@ -8,7 +8,6 @@ import datasets
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from cmexam_tune.core.schema import Question
 from cmexam_tune.models.features import Truncation
 from cmexam_tune.training.data.sampler import Layout, Mixture, Plan, StepSampler
 
@@ -107,7 +106,6 @@ class TrainingData:
     train: EncodedQuestions
     layout: Layout
     validation: EncodedQuestions | None = None
-    validation_questions: Sequence[Question] = ()
     file_weights: Sequence[float] = ()
     """How often an epoch shows each training file; empty: each question once."""
 

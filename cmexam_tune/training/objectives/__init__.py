@@ -9,36 +9,18 @@ together. Reading a config imports these files, so heavy imports stay inside fun
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cmexam_tune.config import Config, installed_versions
 from cmexam_tune.core import variants
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.models.adapters import Method
-from cmexam_tune.models.families import Family, Loaded
-from cmexam_tune.training.data.questions import QuestionFiles
+from cmexam_tune.models.families import Family
+from cmexam_tune.training.task import Task
 
 if TYPE_CHECKING:
-    from transformers import TrainingArguments
-
     from cmexam_tune.training.logits import Criterion
     from cmexam_tune.training.safe_trainer import SafeTrainer
-
-
-@dataclass(frozen=True)
-class Task:
-    """Everything that a trainer is made of."""
-
-    config: Config
-    family: Family
-    loaded: Loaded
-    arguments: "TrainingArguments"
-    train: QuestionFiles
-    validation: QuestionFiles
-    cache: Path
-    """Folder for encoded questions."""
 
 
 class Objective(ABC):

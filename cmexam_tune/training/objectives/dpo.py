@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from cmexam_tune.core import jsonl
 from cmexam_tune.core.errors import DataError
-from cmexam_tune.training.objectives import Objective, Task
+from cmexam_tune.training.objectives import Objective
+from cmexam_tune.training.task import Task
 
 if TYPE_CHECKING:
     from cmexam_tune.training.safe_trainer import SafeTrainer

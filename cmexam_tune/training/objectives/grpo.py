@@ -11,7 +11,8 @@ from cmexam_tune.core.errors import ConfigError, DataError
 from cmexam_tune.models.adapters import Method
 from cmexam_tune.models.families import Family
 from cmexam_tune.rewards import Reward, answer_place
-from cmexam_tune.training.objectives import Objective, Task
+from cmexam_tune.training.objectives import Objective
+from cmexam_tune.training.task import Task
 
 if TYPE_CHECKING:
     from cmexam_tune.training.safe_trainer import SafeTrainer

@@ -8,7 +8,8 @@ from cmexam_tune.core import cli
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.models.adapters import Method
 from cmexam_tune.models.families import Family
-from cmexam_tune.training.objectives import Objective, Task
+from cmexam_tune.training.objectives import Objective
+from cmexam_tune.training.task import Task
 
 if TYPE_CHECKING:
     from cmexam_tune.training.logits import Criterion
@@ -55,5 +56,5 @@ class Supervised(Objective):
         if args.process_index == 0:
             cli.note(truncation_table(encoded.truncation, encoder.prompt))
         layout = arguments.layout(config.training, config.prompt, args.world_size)
-        data = TrainingData(encoded, layout, held_out, list(task.validation), task.train.mixture)
-        return ExamTrainer(config, task.family, task.loaded, args, data, criterion=self.criterion(config))
+        data = TrainingData(encoded, layout, held_out, task.train.mixture)
+        return ExamTrainer(task, data, self.criterion(config))

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 from cmexam_tune.core import cli, files, jsonl
 from cmexam_tune.core.cli import File, Flag, Override
 from cmexam_tune.core.errors import DataError, UserError
-from cmexam_tune.core.review_sheet import Layout, ReviewSheet
+from cmexam_tune.core.own_files import OwnFiles
+from cmexam_tune.core.review_sheet import QUESTION, Layout, ReviewSheet, question_cells
 from cmexam_tune.core.schema import Question
-from cmexam_tune.core.written import Written
 from cmexam_tune.inference import annotations, loading
 from cmexam_tune.inference.annotations import FACETS, Proposal
 from cmexam_tune.report.table import Table
@@ -18,7 +18,7 @@ from cmexam_tune.report.table import Table
 SHEET = Layout(
     "annotate",
     keys=("question_id", "facet"),
-    before=("question_id", "stem", "options", "facet", "before"),
+    before=(*QUESTION, "facet", "before"),
     after=("vote",),
     review=("review",),
 )
@@ -58,7 +58,7 @@ def annotate(
     for path in (out, report, review):
         files.check_output(path, overwrite=True, inputs=[questions])
     names = _names(models)
-    written = Written(f"{out}.meta.json", "annotate", overwrite)
+    written = OwnFiles(f"{out}.meta.json", "annotate", overwrite)
     written.check(out, report)
     _open_review(review, overwrite)  # before anybody is asked
     asked = list(jsonl.read(questions, Question))
@@ -73,21 +73,17 @@ def annotate(
     sheet.update(_rows(asked, proposed), names)
     if sheet.changed:
         cli.note(f"{review}: {sheet.changed} rows are not what they were; the column `changed` says what they held.")
-    if sheet.touched:
-        with files.atomic_write(review, binary=True) as handle:
-            handle.write(sheet.content())
+    sheet.write(review)
     lines = "".join(f"{jsonl.dumps(question)}\n" for question in annotations.filled(asked, proposed))
     written.write({report: (json.dumps(summary, ensure_ascii=False, indent=1) + "\n").encode(), out: lines.encode()})
     return summary
 
 
 def _rows(questions: Sequence[Question], proposals: Sequence[Proposal]) -> list[dict[str, str]]:
-    known = {question.id: question for question in questions}
+    by_id = {question.id: question for question in questions}
     return [
         {
-            "question_id": proposal.question_id,
-            "stem": known[proposal.question_id].stem,
-            "options": known[proposal.question_id].option_lines,
+            **question_cells(by_id[proposal.question_id]),
             "facet": proposal.facet,
             "before": proposal.before or "",
             **{model: answer or "" for model, answer in proposal.by_model.items()},
@@ -129,12 +125,12 @@ def _open_review(path: Path, overwrite: bool) -> ReviewSheet:
         ) from None
 
 
-def table(found: Mapping[str, Any]) -> Table:
+def table(summary: Mapping[str, Any]) -> Table:
     """Return the report as a table."""
     lines = []
-    for facet, one in found.items():
-        for name, measures in one["agreement"].items():
-            refused = one["refused"].get(name)
+    for facet, values in summary.items():
+        for name, measures in values["agreement"].items():
+            refused = values["refused"].get(name)
             cells = ["-"] * 3
             if measures is not None:
                 kappa = measures["kappa"]
@@ -143,7 +139,7 @@ def table(found: Mapping[str, Any]) -> Table:
                     f"{100 * measures['accuracy']:.1f}",
                     "-" if kappa is None else f"{kappa:.2f}",
                 ]
-            counts = (str(one["proposed"]), str(one["none_fits"])) if refused is None else ("", "")
+            counts = (str(values["proposed"]), str(values["none_fits"])) if refused is None else ("", "")
             lines.append((facet, name, *counts, "" if refused is None else str(refused), *cells))
     note = (
         "n, accuracy (%), kappa: against the annotations that the file had; an output that names no category is wrong."

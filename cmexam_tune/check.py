@@ -110,7 +110,8 @@ def check(
             kept = [passage for passage in jsonl.read(passages, Passage) if passage.id not in held]
             jsonl.write(Path(out) / _clean_passages(passages), kept, overwrite)
         if sheet is not None:
-            _write_sheet(sheet, suspects, checked[0], Path(out) / SHEET)
+            sheet.update(wrong_keys.rows(suspects, list(jsonl.read(checked[0], Question))))
+            sheet.write(Path(out) / SHEET)
         if reviewed:
             with files.atomic_write(Path(out) / ERRATA) as handle:
                 yaml.safe_dump(errata, handle, allow_unicode=True, sort_keys=False)
@@ -161,14 +162,6 @@ def _sheet(out: str | Path | None) -> ReviewSheet:
     """Return the workbook in a folder, a new one where there is none yet."""
     path = None if out is None else Path(out) / SHEET
     return ReviewSheet(wrong_keys.SHEET, path if path and path.exists() else None)
-
-
-def _write_sheet(sheet: ReviewSheet, suspects: Sequence[Suspect], questions: Path, path: Path) -> None:
-    """Put the suspects into the workbook; what people wrote into it stays."""
-    sheet.update(wrong_keys.rows(suspects, list(jsonl.read(questions, Question))))
-    if sheet.touched:
-        with files.atomic_write(path, binary=True) as handle:
-            handle.write(sheet.content())
 
 
 def _targets(out: Path, names: Sequence[str], overwrite: bool) -> list[Path]:

@@ -208,12 +208,12 @@ def logits(loaded: "Loaded") -> "list[torch.Tensor]":
     """Return the logits [tokens or 1, outputs] of the probe texts, in float32 on the CPU."""
     from cmexam_tune.models.precision import inference
 
-    found = []
+    rows = []
     for text in PROBES:
         ids = loaded.tokenizer(text, return_tensors="pt")["input_ids"].to(loaded.model.device)
         with inference(loaded.model):
-            found.append(loaded.model(input_ids=ids).logits[0].float().cpu())
-    return found
+            rows.append(loaded.model(input_ids=ids).logits[0].float().cpu())
+    return rows
 
 
 def _compare(expected: "list[torch.Tensor]", load: "Callable[[], Loaded]", what: str) -> None:

@@ -14,8 +14,8 @@ from cmexam_tune.cmb_clin.rubric import Rubric, Variant
 from cmexam_tune.core import cli, documents, files, jsonl
 from cmexam_tune.core.cli import File, Flag, Folder, Override
 from cmexam_tune.core.errors import DataError, UserError
+from cmexam_tune.core.own_files import OwnFiles
 from cmexam_tune.core.schema import Case, Prediction, Question
-from cmexam_tune.core.written import Written
 from cmexam_tune.evaluation import prediction_metadata
 from cmexam_tune.inference import loading, provenance
 from cmexam_tune.inference.records import ResumableFile, meta_path
@@ -88,7 +88,7 @@ def judge(
     rules = rubric.read(rubric_file)
     work = _Work(asked, _read(predictions, cases, asked), rules, Path(out))
     names, people = _names(judges, "judge"), _people(work, imported)
-    written = Written(work.out / "judge.meta.json", "judge", overwrite)
+    written = OwnFiles(work.out / "judge.meta.json", "judge", overwrite)
     written.check(*(work.out / f"judge{suffix}" for suffix in SUFFIXES))
     # What lies there is checked before anybody is asked.
     models = {*names, *(judged.judge for judged in _judged(work))}
@@ -103,16 +103,16 @@ def judge(
     if not judged:
         raise UserError("judge: nothing was judged. Name a judge with --config, or a sheet with --import.")
     axes = [Text(key, axis.name) for key, axis in rules.axes.items()]
-    found = results.summary(judged, work.cases, work.answers, axes)
+    summary = results.summary(judged, work.cases, work.answers, axes)
     notes = {name: prediction_metadata.read(path) for name, path in _names(predictions, "predictions file").items()}
     decoding = {name: note.decoding for name, note in notes.items() if note is not None and note.decoding is not None}
-    found["temperatures"] = results.temperatures(found["models"], decoding)
-    found["provenance"] = _provenance(predictions, cases, rubric_file)
+    summary["temperatures"] = results.temperatures(summary["models"], decoding)
+    summary["provenance"] = _provenance(predictions, cases, rubric_file)
     answered = judge_page.Answered(work.cases, work.answers, judged)
-    reports = _reports(found, axes, answered)
+    reports = _reports(summary, axes, answered)
     written.write({work.out / f"judge{suffix}": text.encode() for suffix, text in reports.items()})
-    cli.say("\n\n".join(table.text() for table in results.tables(found, axes)))
-    return found
+    cli.say("\n\n".join(table.text() for table in results.tables(summary, axes)))
+    return summary
 
 
 def _asked(path: str | Path) -> list[Case]:
@@ -134,32 +134,32 @@ def _shipped(cases: str | Path) -> Path:
 
 
 def _read(predictions: Sequence[str | Path], cases: str | Path, asked: Sequence[Case]) -> dict[str, list[Prediction]]:
-    known, exam = set(dialogue.keys(asked)), not dialogue.is_cases(cases)
-    found = {}
+    turns, exam = set(dialogue.keys(asked)), not dialogue.is_cases(cases)
+    outputs = {}
     for name, path in _names(predictions, "predictions file").items():
         if name.endswith(tuple(f".{variant}" for variant in ALSO)):
             raise UserError(f"{path}: the end of its name is that of judgements with --also. Rename it.")
         read = jsonl.read(path, Prediction)
-        found[name] = explanations.answers(read, asked) if exam else list(read)
-        if exam and not found[name]:
+        outputs[name] = explanations.answers(read, asked) if exam else list(read)
+        if exam and not outputs[name]:
             raise UserError(
                 f"{path}: answers no explained question of {cases}. Are these predictions of these questions?"
             )
-        if strange := [one.question_id for one in found[name] if one.question_id not in known]:
+        if strange := [output.question_id for output in outputs[name] if output.question_id not in turns]:
             raise UserError(f"{path}: {strange[0]!r} is no turn of {cases}. Are these predictions of these cases?")
-    return found
+    return outputs
 
 
 def _names(paths: Sequence[str | Path], what: str) -> dict[str, str | Path]:
-    found: dict[str, str | Path] = {}
+    by_name: dict[str, str | Path] = {}
     for path in paths:
         name = Path(path).name.removesuffix(".yaml").removesuffix(".jsonl").removesuffix(".predictions")
         if not name.strip("."):
             raise UserError(f"{path}: a {what} goes by its name, and {name!r} can be none. Rename it.")
-        if name in found:
-            raise UserError(f"{path}: {found[name]} has the same name, and a {what} goes by its name. Rename one.")
-        found[name] = path
-    return found
+        if name in by_name:
+            raise UserError(f"{path}: {by_name[name]} has the same name, and a {what} goes by its name. Rename one.")
+        by_name[name] = path
+    return by_name
 
 
 def _judge(work: _Work, name: str, source: loading.Source, variants: Sequence[Variant]) -> None:
@@ -171,7 +171,7 @@ def _judge(work: _Work, name: str, source: loading.Source, variants: Sequence[Va
             path = place(work.out, name, model, variant)
             path.parent.mkdir(parents=True, exist_ok=True)
             with ResumableFile(path, meta, remedy="Move it away, or choose another --out.") as file:
-                if not file.known.issuperset(task.keys):
+                if not file.done_ids.issuperset(task.keys):
                     cli.note(f"{name} judges {model}" + (f" ({variant})" if variant != "plain" else ""))
                     judging.judge_missing(file, task, open_judge, source.config.generation.prompts_at_once)
 
@@ -255,14 +255,14 @@ def _provenance(predictions: Sequence[str | Path], cases: str | Path, words: str
     }
 
 
-def _reports(found: Mapping[str, Any], axes: Sequence[str], answered: judge_page.Answered) -> dict[str, str]:
+def _reports(summary: Mapping[str, Any], axes: Sequence[str], answered: judge_page.Answered) -> dict[str, str]:
     """Return suffix -> text of every file that is made of a summary."""
-    tables = results.tables(found, axes)
+    tables = results.tables(summary, axes)
     texts = (
         "\n".join(table.markdown() for table in tables),
         "\n".join(table.latex() for table in tables),
         judge_page.page(tables, answered, axes),
-        json.dumps(found, ensure_ascii=False, indent=1) + "\n",
+        json.dumps(summary, ensure_ascii=False, indent=1) + "\n",
     )
     return dict(zip(SUFFIXES, texts, strict=True))
 

@@ -54,10 +54,10 @@ def predict(
     opened = replace(opened, log=path.with_name(f"{path.name}.engine.log"))
     if dialogue.is_cases(questions):
         return cases.predict(opened, questions, path, overwrite=overwrite, limit=limit, shard=part, join=join)
-    every = list(jsonl.read(questions, Question))
-    builder = answering.prompt_builder(opened.config, every)
+    exam = list(jsonl.read(questions, Question))
+    builder = answering.prompt_builder(opened.config, exam)
     meta = provenance(opened.config, questions, opened.run, answering.shot_files(opened.config))
-    asked = [question for question in every[:limit] if part.holds(question.id)]
+    asked = [question for question in exam[:limit] if part.holds(question.id)]
     with ResumableFile(path, meta, overwrite) as file:
         if join:
             join_shards(file, {question.id: question.id for question in asked})

@@ -105,12 +105,12 @@ def preprocess(
         raise ConfigError(f"--format: {format!r} is unknown; known: {', '.join(FORMATS)}.")
     second = check_input(answers, "file of answers") if answers is not None else None
     with tempfile.TemporaryDirectory(prefix="cmexam_tune.") as unpacked:
-        found = exams.find_sources(inputs, Path(unpacked))
+        raw_files = exams.find_sources(inputs, Path(unpacked))
         if guesses:
-            columns = exams.with_guesses(str(columns), found[0].path)
+            columns = exams.with_guesses(str(columns), raw_files[0].path)
             module, fields = exams.load(exam, columns)
-        sources, known, others = exams.sort_out(found, fields)
-        kept = [source.path for source in found] + ([second] if second else [])
+        sources, known, others = exams.sort_out(raw_files, fields)
+        kept = [source.path for source in raw_files] + ([second] if second else [])
         with write_together(Path(out), "preprocess", overwrite, kept) as claim:
             job = _Job(module, wanted, FORMATS[format], claim, split)
             reports = {}
@@ -121,7 +121,7 @@ def preprocess(
                     reports[source.name] = _cases(job, source) if clinic else _questions(job, source, joined)
             for report in reports.values() if columns else ():
                 report["map"] = columns
-            _write_reports(job, reports, [one.origin for one in others])
+            _write_reports(job, reports, [other.origin for other in others])
     return list(reports.values())
 
 

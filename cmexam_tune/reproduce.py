@@ -318,7 +318,7 @@ def main(
     flags = {"table3": table3, "table4": table4, "table5": table5, "table6": table6, "table7": table7, "table8": table8}
     layouts = [name for name, wanted in {**flags, "cmb": cmb}.items() if wanted]
     if not names and not layouts:
-        raise UserError(f"name at least one row, or --table3, or --cmb. Rows: {', '.join(entries.known())}.")
+        raise UserError(f"name at least one row, or --table3, or --cmb. Rows: {', '.join(entries.by_recipe())}.")
     try:
         numbers = [int(seed) for seed in seeds.split(",")]
     except ValueError:

@@ -89,9 +89,7 @@ def main(
         from cmexam_tune.inference import loading
         from cmexam_tune.inference.serving.app import application
 
-        if engine := loading.open_source(source, overrides).config.model.engine:
-            raise UserError(f"model.engine={engine}: {engine} serves by itself. Start it, or leave out model.engine.")
-        settings, loaded = loading.load_writer(source, overrides)
+        settings, loaded = loading.load_writer(source, overrides, in_this_process=True)
         name = name or Path(source).resolve().stem
         app = application(settings, loaded, name, limits, key, ask_as_trained=ask_as_trained)
         if host not in LOOPBACK and key is None:

@@ -21,7 +21,7 @@ from cmexam_tune.cmb_clin.judgements import (
     Judged,
     Judgement,
     agreements,
-    moves,
+    sensitivity,
 )
 from cmexam_tune.core import jsonl
 from cmexam_tune.core.errors import ConfigError, DataError, UserError
@@ -560,7 +560,7 @@ def test_ranking_of_models_by_hand() -> None:
     found += [judged("b", model, score) for model, score in zip("xyz", (1, 3, 2), strict=True)]
     ranking = next(line for line in agreements(found, list(GOOD)) if line["axis"] == "ranking")
     assert ranking["n"] == 3 and ranking["spearman"] == pytest.approx(0.5)
-    assert moves(found, list(GOOD)) == []
+    assert sensitivity(found, list(GOOD)) == []
 
 
 def test_explanations_of_an_exam_are_judged_and_a_person_agrees_or_not(tmp_path: Path) -> None:

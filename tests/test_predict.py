@@ -269,7 +269,7 @@ def test_killed_at_a_rename_nothing_vouches_for_old_answers(
 ) -> None:
     out, old, new = tmp_path / "p.jsonl", {"versions": {}, "what": "old"}, {"versions": {}, "what": "new"}
     with ResumableFile(out, old) as file:
-        file.begin()
+        file.start()
         file.append(Prediction("q", "old"))
         file.finish(["q"])
     renames = itertools.count()
@@ -284,26 +284,26 @@ def test_killed_at_a_rename_nothing_vouches_for_old_answers(
 
     monkeypatch.setattr(Path, "replace", replace)
     with pytest.raises(Killed), ResumableFile(out, new, overwrite=True) as file:
-        file.begin()
+        file.start()
     monkeypatch.undo()
     if moment == 0:
         assert [p.text for p in read(out)] == ["old"] and json.loads(meta_path(out).read_text())["what"] == "old"
     else:
         with ResumableFile(out, new) as file:
-            assert not file.known
+            assert not file.done_ids
 
 
 def test_a_failed_answer_is_asked_again(tmp_path: Path) -> None:
     out, meta = tmp_path / "p.jsonl", {"versions": {}}
     with ResumableFile(out, meta) as file:
-        file.begin()
+        file.start()
         file.append({"question_id": "a", "text": "timed out", "finish": "error"})
         file.append(Prediction("b", "答案: B"))
         file.finish(["a", "b"])
     assert out.read_bytes().count(b"\n") == 2
     with ResumableFile(out, meta) as file:
-        assert file.known == {"b"}
-        file.begin()
+        assert file.done_ids == {"b"}
+        file.start()
         file.append(Prediction("a", "答案: A"))
         file.finish(["a", "b"])
     assert [p.text for p in read(out)] == ["答案: A", "答案: B"]

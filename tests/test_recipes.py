@@ -57,11 +57,11 @@ def test_a_name_is_one_recipe_and_its_folder_the_method() -> None:
 
 
 def test_every_row_has_a_recipe_and_every_recipe_an_entry() -> None:
-    assert len(RECIPES) >= len(PAPER_ROWS) and set(entries.known()) == set(NAMES)
-    assert {row.paper[1] for row in entries.known().values() if row.paper} == PAPER_ROWS
-    both = {row.paper[1] for row in entries.known().values() if row.paper and row.recipe.endswith("_script")}
+    assert len(RECIPES) >= len(PAPER_ROWS) and set(entries.by_recipe()) == set(NAMES)
+    assert {row.paper[1] for row in entries.by_recipe().values() if row.paper} == PAPER_ROWS
+    both = {row.paper[1] for row in entries.by_recipe().values() if row.paper and row.recipe.endswith("_script")}
     assert both == {"ChatGLM-CMExam", "LLaMA-CMExam", "Alpaca-CMExam", "Vicuna-CMExam", "Huatuo-CMExam"}
-    for row in entries.known().values():
+    for row in entries.by_recipe().values():
         if row.paper not in (None, ("cmexam", "DoctorGLM")):
             assert max(row.published.get("accuracy", 0), row.published.get("accuracy_macro", 0)) > 0, row.recipe
 
@@ -156,7 +156,7 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> Words:
     models = {kind: tiny.build(kind, folder / "models" / kind, hidden=32) for kind in kinds}
 
     def place(name: str) -> list[str]:
-        settings, row = config.load_config(name), entries.known()[name]
+        settings, row = config.load_config(name), entries.by_recipe()[name]
         kind = "llama" if settings.model.family == "endpoint" else settings.model.family
         if kind == "chatglm" and settings.model.model_name_or_path[-4:] in ("2-6b", "3-6b"):
             kind = "chatglm2"

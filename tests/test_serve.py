@@ -13,7 +13,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import openai
@@ -733,9 +732,7 @@ def test_an_empty_key_in_the_environment_is_none(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setenv(serve.KEY, "")
     kept: list[Any] = []
-    source = SimpleNamespace(config=SimpleNamespace(model=SimpleNamespace(engine=None)))
-    monkeypatch.setattr(loading, "open_source", lambda *given: source)
-    monkeypatch.setattr(loading, "load_writer", lambda *given: (None, None))
+    monkeypatch.setattr(loading, "load_writer", lambda *given, **options: (None, None))
     monkeypatch.setattr(app, "application", lambda *given, **more: kept.append(given) or serving)
     monkeypatch.setattr(uvicorn.Server, "run", lambda *given, **more: None)
     serve.main(["--run", ".", "--port", "0"])
@@ -798,7 +795,7 @@ def test_likelihood_mode_works_against_this_server(
             logits = model(input_ids=tokenizer(text, return_tensors="pt")["input_ids"]).logits[0, -1]
         best = max(question.options, key=lambda letter: float(logits[letters[letter]]))
         wanted[question.id] = best if letters[best] in logits.topk(20).indices else None
-    monkeypatch.setattr(loading, "load_writer", lambda run, overrides: (config, loaded))
+    monkeypatch.setattr(loading, "load_writer", lambda run, overrides, **options: (config, loaded))
     with serving(run) as client:
         there = [f"model.base_url={client.base_url}", "model.model_name_or_path=tuned", "prompt.style=answer",
                  "generation.mode=likelihood", "generation.answer_sets=single"]  # fmt: skip
@@ -913,3 +910,8 @@ def test_a_classifier_cannot_talk(folder: Path) -> None:
     run = trained(folder, "head_bert", "bert")
     with pytest.raises(UserError, match="writes no text"):
         loading.load_writer(run)
+
+
+def test_a_model_that_an_engine_computes_is_not_served_a_second_time() -> None:
+    with pytest.raises(UserError, match=r"model\.engine=vllm: vllm serves by itself"):
+        serve.main(["--config", "zeroshot_qwen", "--port", "0", "model.engine=vllm"])

@@ -50,7 +50,7 @@ def predict(
         answering.run_missing(
             file,
             list(dialogue.keys(cases)),
-            [case for case in cases if not file.known.issuperset(dialogue.keys([case]))],
+            [case for case in cases if not file.done_ids.issuperset(dialogue.keys([case]))],
             predictions,
             open_engine=lambda: loading.open_writer(replace(source, config=config), "answer cases"),
             # The turns of one case may wait for one another, so a process answers whole cases.
@@ -85,7 +85,7 @@ def _after_reference(
 ) -> Iterator[Completion]:
     """Answer all missing turns at once, each after the reference answers to the earlier ones, as CMB does."""
     turns = [(case, number) for case in cases for number, _ in enumerate(case.turns, 1)]
-    missing = [(case, number) for case, number in turns if dialogue.key(case, number) not in file.known]
+    missing = [(case, number) for case, number in turns if dialogue.key(case, number) not in file.done_ids]
     return map(_stripped, writer.generate([dialogue.request(case, number, None, form) for case, number in missing]))
 
 

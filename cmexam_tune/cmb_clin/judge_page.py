@@ -113,17 +113,17 @@ def _cards(answered: Answered, axes: Sequence[str]) -> Iterator[str]:
             )
 
 
-def _means(found: Sequence[tuple[Judged, Judgement]]) -> Iterator[tuple[str, float]]:
+def _means(judgements: Sequence[tuple[Judged, Judgement]]) -> Iterator[tuple[str, float]]:
     """Yield each judge and the mean of the axes, of judgements as the rubric says."""
-    for run, judgement in found:
+    for run, judgement in judgements:
         if run.variant == "plain" and judgement.scores:
             yield run.judge, fmean(judgement.scores.values())
 
 
-def _output(name: str, answer: Prediction, found: Sequence[tuple[Judged, Judgement]], axes: Sequence[str]) -> str:
+def _output(name: str, answer: Prediction, judgements: Sequence[tuple[Judged, Judgement]], axes: Sequence[str]) -> str:
     """Return a model's answer, a line of scores for each judge, and the judges' own words."""
     lines, words = [], []
-    for run, judgement in found:
+    for run, judgement in judgements:
         variant = VARIANTS[run.variant]
         judge = Text(f"{run.judge}{variant}", f"{run.judge}{variant.zh}")
         if judgement.scores is None:

@@ -6,7 +6,7 @@ from statistics import fmean, stdev
 from typing import Literal
 
 from cmexam_tune.cmb_clin.rubric import Variant
-from cmexam_tune.core.schema import WHERE_SAID
+from cmexam_tune.core.schema import OMIT_IF_DEFAULT
 from cmexam_tune.evaluation.significance import correlations, judge_agreement
 
 Key = tuple[str, str]
@@ -24,8 +24,8 @@ class Judgement:
     """Score of each axis; None: nothing could be read, also when asked again."""
     asked: int = 1
     """How often the judge was asked."""
-    finish: Literal["stop", "length", "error"] | None = field(default=None, metadata=WHERE_SAID)
-    reason: str | None = field(default=None, metadata=WHERE_SAID)
+    finish: Literal["stop", "length", "error"] | None = field(default=None, metadata=OMIT_IF_DEFAULT)
+    reason: str | None = field(default=None, metadata=OMIT_IF_DEFAULT)
     """Why a request failed."""
 
 
@@ -117,7 +117,7 @@ def _mean(scores: Mapping[Key, Mapping[str, int]], keys: Sequence[Key], model: s
     return fmean(fmean(scores[key].values()) for key in keys if key[0] == model)
 
 
-def moves(judged: Sequence[Judged], axes: Sequence[str]) -> list[dict[str, str | float | int | None]]:
+def sensitivity(judged: Sequence[Judged], axes: Sequence[str]) -> list[dict[str, str | float | int | None]]:
     """Return how far scores move when the same answers are judged in another variant, for each judge and axis.
 
     `moved` is the share of scores that changed, `by` their mean absolute change, `shift` the mean change (variant less

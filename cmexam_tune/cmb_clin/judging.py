@@ -37,7 +37,7 @@ def judge_missing(file: ResumableFile, task: Task, open_judge: Callable[[], Text
     run_missing(
         file,
         task.keys,
-        _requests(task, file.known),
+        _requests(task, file.done_ids),
         functools.partial(_judgements, task),
         open_engine=open_judge,
         batch_size=batch_size,

@@ -46,7 +46,7 @@ def summary(
     return {
         "models": models,
         "agreement": judgements.agreements(judged, axes),
-        "moves": judgements.moves(judged, axes),
+        "moves": judgements.sensitivity(judged, axes),
     }
 
 
@@ -97,22 +97,22 @@ def _answered(cases: Sequence[Case], answers: Sequence[Prediction]) -> dict[str,
     }
 
 
-def tables(found: Mapping[str, Any], axes: Sequence[str]) -> list[Table]:
+def tables(result: Mapping[str, Any], axes: Sequence[str]) -> list[Table]:
     """Return the tables of a summary: scores beside the paper's, text metrics, agreement, and how far scores move."""
-    summary_tables = [_scores(found, axes), _texts(found)]
-    if found["agreement"]:
-        summary_tables.append(_agreement(found["agreement"]))
-    if found["moves"]:
-        summary_tables.append(_moves(found["moves"]))
-    if found["temperatures"]:
-        summary_tables.append(_temperatures(found["temperatures"]))
+    summary_tables = [_scores(result, axes), _texts(result)]
+    if result["agreement"]:
+        summary_tables.append(_agreement(result["agreement"]))
+    if result["moves"]:
+        summary_tables.append(_moves(result["moves"]))
+    if result["temperatures"]:
+        summary_tables.append(_temperatures(result["temperatures"]))
     return summary_tables
 
 
-def _scores(found: Mapping[str, Any], axes: Sequence[str]) -> Table:
+def _scores(result: Mapping[str, Any], axes: Sequence[str]) -> Table:
     columns, shown = (*axes, "average"), (*axes, Text("average", "平均"))
     lines: list[tuple[str, ...]] = []
-    for model, values in found["models"].items():
+    for model, values in result["models"].items():
         for judge, means in values["judges"].items():
             cells = [_spread(means[axis], means.get(f"{axis}_std")) for axis in columns]
             lines.append((model, judge, *cells, str(means["n"]), str(means["unread"] + means["failed"])))
@@ -139,10 +139,10 @@ def _scores(found: Mapping[str, Any], axes: Sequence[str]) -> Table:
     return Table(head, tuple(lines), Text("Scores", "得分"), note)
 
 
-def _texts(found: Mapping[str, Any]) -> Table:
+def _texts(result: Mapping[str, Any]) -> Table:
     lines = [
         (model, str(values["turns"]), str(values["answered"]), *(_number(values["text"][name]) for name in TEXT))
-        for model, values in found["models"].items()
+        for model, values in result["models"].items()
     ]
     note = Text(
         "Percent, against the reference answers, in characters; a turn without an answer scores 0.",
@@ -152,7 +152,7 @@ def _texts(found: Mapping[str, Any]) -> Table:
     return Table(head, tuple(lines), Text("Text metrics", "文本指标"), note)
 
 
-def _agreement(found: Sequence[Mapping[str, Any]]) -> Table:
+def _agreement(agreements: Sequence[Mapping[str, Any]]) -> Table:
     measures = ("spearman", "pearson", "kendall", "weighted_kappa")
     lines = [
         (
@@ -161,7 +161,7 @@ def _agreement(found: Sequence[Mapping[str, Any]]) -> Table:
             str(row["n"]),
             *(_number(row.get(name)) for name in measures),
         )
-        for row in found
+        for row in agreements
     ]
     note = Text(
         "Over answers that both scored; weighted kappa: quadratic weights; ranking: the order of the models. "
@@ -174,7 +174,7 @@ def _agreement(found: Sequence[Mapping[str, Any]]) -> Table:
     return Table(head, tuple(lines), Text("Agreement of the judges", "评委一致性"), note)
 
 
-def _moves(found: Sequence[Mapping[str, Any]]) -> Table:
+def _moves(sensitivities: Sequence[Mapping[str, Any]]) -> Table:
     lines = [
         (
             f"{row['judge']}, {row['variant']}",
@@ -184,7 +184,7 @@ def _moves(found: Sequence[Mapping[str, Any]]) -> Table:
             _number(row["by"]),
             f"{row['shift']:+.2f}",
         )
-        for row in found
+        for row in sensitivities
     ]
     note = Text(
         "The same answers judged with the axes in the opposite order, or without the reference answer.",
@@ -197,10 +197,10 @@ def _moves(found: Sequence[Mapping[str, Any]]) -> Table:
     return Table(head, tuple(lines), Text("How far scores move", "得分的稳定性"), note)
 
 
-def _temperatures(found: Sequence[Mapping[str, Any]]) -> Table:
+def _temperatures(temperatures: Sequence[Mapping[str, Any]]) -> Table:
     lines = [
         (f"{row['first']:g} / {row['second']:g}", row["judge"], str(row["n"]), _number(row["spearman"]))
-        for row in found
+        for row in temperatures
     ]
     published = published_tables.table("cmb", "table7")
     for first, second in combinations(published.columns, 2):

@@ -106,17 +106,17 @@ def read(path: str | Path, cls: type[T]) -> Iterator[T]:
 def dumps(record: object) -> str:
     """Return a record (a dataclass or a mapping) as one line of JSON without its newline.
 
-    Fields whose metadata is `schema.WHERE_SAID` are left out where they have their default.
+    Fields whose metadata is `schema.OMIT_IF_DEFAULT` are left out where they have their default.
     """
     cls: Any = type(record)
-    silent = _where_said(cls).items()
+    silent = _omitted_defaults(cls).items()
     return _encode({k: v for k, v in vars(record).items() if (k, v) not in silent} if silent else record)
 
 
 @functools.cache
-def _where_said(cls: type[Any]) -> dict[str, Any]:
+def _omitted_defaults(cls: type[Any]) -> dict[str, Any]:
     fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
-    return {f.name: f.default for f in fields if f.metadata.get("where_said")}
+    return {f.name: f.default for f in fields if f.metadata.get("omit_if_default")}
 
 
 def write(path: str | Path, records: Iterable[object], overwrite: bool = False) -> int:

@@ -52,10 +52,10 @@ def jaccard(a: str, b: str) -> float:
     return share_in_common(shingles(a), shingles(b))
 
 
-def share_in_common(one: Set[str], other: Set[str]) -> float:
+def share_in_common(first: Set[str], second: Set[str]) -> float:
     """Return the Jaccard similarity of two sets, 0 to 1."""
-    common = len(one & other)
-    return common / (len(one) + len(other) - common)
+    common = len(first & second)
+    return common / (len(first) + len(second) - common)
 
 
 def case_of(stem: str) -> str | None:

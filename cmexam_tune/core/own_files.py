@@ -11,7 +11,7 @@ from cmexam_tune.core.errors import UserError
 
 
 @dataclass(frozen=True)
-class Note:
+class Checksums:
     """What lies beside the files."""
 
     program: str
@@ -19,7 +19,7 @@ class Note:
     """File name -> checksums of what the program wrote there: one, or two while it is being replaced."""
 
 
-class Written:
+class OwnFiles:
     """Files of one folder that a program writes again and again, and of which it replaces only its own.
 
     A file that somebody else put there, or has changed since, is not its own.
@@ -37,14 +37,14 @@ class Written:
             UserError: another program's file is at `note`.
         """
         self.path, self.program, self.overwrite = files.check_output(note, overwrite=True), program, overwrite
-        self.known: Mapping[str, tuple[str, ...]] = {}
+        self.checksums: Mapping[str, tuple[str, ...]] = {}
         if self.path.exists():
             try:
-                old_note = jsonl.read_one(self.path, Note, "note")
+                old_note = jsonl.read_one(self.path, Checksums, "note")
             except UserError:
-                old_note = Note("")
+                old_note = Checksums("")
             if old_note.program == program:
-                self.known = old_note.sha256
+                self.checksums = old_note.sha256
             elif not overwrite:
                 raise self._refused(self.path)
 
@@ -56,7 +56,7 @@ class Written:
         """
         for path in paths:
             files.check_output(path, overwrite=True)
-            if path.exists() and not self.overwrite and files.sha256(path) not in self.known.get(path.name, ()):
+            if path.exists() and not self.overwrite and files.sha256(path) not in self.checksums.get(path.name, ()):
                 raise self._refused(path)
 
     def write(self, contents: Mapping[Path, bytes]) -> None:
@@ -68,16 +68,16 @@ class Written:
         self.check(*contents)
         sums = {path.name: hashlib.sha256(content).hexdigest() for path, content in contents.items()}
         # Noted before and after: whenever the program is killed, old and new files are both known.
-        self._note({name: (*self.known.get(name, ()), checksum) for name, checksum in sums.items()})
+        self._note({name: (*self.checksums.get(name, ()), checksum) for name, checksum in sums.items()})
         for path, content in contents.items():
             with files.atomic_write(path, binary=True) as handle:
                 handle.write(content)
         self._note({name: (checksum,) for name, checksum in sums.items()})
 
     def _note(self, sums: Mapping[str, tuple[str, ...]]) -> None:
-        self.known = {**self.known, **sums}
+        self.checksums = {**self.checksums, **sums}
         with files.atomic_write(self.path) as handle:
-            json.dump({"program": self.program, "sha256": self.known}, handle, ensure_ascii=False, indent=1)
+            json.dump({"program": self.program, "sha256": self.checksums}, handle, ensure_ascii=False, indent=1)
             handle.write("\n")
 
     def _refused(self, path: Path) -> UserError:

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cmexam_tune.core import workbooks
+from cmexam_tune.core import files, workbooks
 from cmexam_tune.core.errors import DataError
+from cmexam_tune.core.schema import Question
 
 CHANGED = "changed"
 """The last column: what a row held when it was reviewed."""
@@ -37,6 +38,15 @@ class Layout:
     def needed(self) -> tuple[str, ...]:
         """Columns by which the sheet is known."""
         return (*self.keys, *self.after[:1], self.review[0])
+
+
+QUESTION = ("question_id", "stem", "options")
+"""Columns by which people recognise a question."""
+
+
+def question_cells(question: Question) -> dict[str, str]:
+    """Return column -> text of `QUESTION`."""
+    return dict(zip(QUESTION, (question.id, question.stem, question.option_lines), strict=True))
 
 
 _MAX_CELL = 32_767
@@ -138,11 +148,14 @@ class ReviewSheet:
             self.sheet.cell(row, self.columns[CHANGED]).fill = PatternFill("solid", fgColor=_YELLOW)
             self.changed += 1
 
-    def content(self) -> bytes:
-        """Return the file."""
+    def write(self, path: str | Path) -> None:
+        """Write the workbook, unless nothing in it is new."""
+        if not self.touched:
+            return
         buffer = io.BytesIO()
         self.book.save(buffer)
-        return buffer.getvalue()
+        with files.atomic_write(path, binary=True) as handle:
+            handle.write(buffer.getvalue())
 
 
 def _find(book: Any, layout: Layout, path: str | Path) -> tuple[Any, dict[str, int]]:

@@ -14,7 +14,7 @@ MIN_OPTIONS, MAX_OPTIONS = 2, 10
 LETTERS = frozenset(string.ascii_uppercase)
 GROUP = "group"
 """The facet that questions of one case share; reports are not broken down by it."""
-WHERE_SAID = {"where_said": True}
+OMIT_IF_DEFAULT = {"omit_if_default": True}
 """Metadata of a field that `jsonl` leaves out of the file where it has its default."""
 
 IN_CARDS = "in_cards"
@@ -137,23 +137,23 @@ class Prediction:
     answer: str | None = None
     """Sorted letters, or None = unreadable: a result, which stays in every denominator."""
     explanation: str | None = None
-    votes: tuple[str, ...] = field(default=(), metadata=WHERE_SAID)
+    votes: tuple[str, ...] = field(default=(), metadata=OMIT_IF_DEFAULT)
     """The raw outputs that a majority was taken of."""
     finish: Literal["stop", "length", "error"] | None = field(
-        default=None, metadata={**WHERE_SAID, IN_CARDS: ("ended by", "结束于")}
+        default=None, metadata={**OMIT_IF_DEFAULT, IN_CARDS: ("ended by", "结束于")}
     )
     """How the output ended: by itself, cut off by a limit, or never written (a request that failed for good)."""
-    reason: str | None = field(default=None, metadata={**WHERE_SAID, IN_CARDS: ("error", "错误")})
+    reason: str | None = field(default=None, metadata={**OMIT_IF_DEFAULT, IN_CARDS: ("error", "错误")})
     """Why a request failed."""
-    votes_cut: tuple[int, ...] = field(default=(), metadata=WHERE_SAID)
+    votes_cut: tuple[int, ...] = field(default=(), metadata=OMIT_IF_DEFAULT)
     """Which of the votes a limit has cut off, counted from 0."""
     probabilities: Mapping[str, float] | None = field(
-        default=None, metadata={**WHERE_SAID, IN_CARDS: ("probabilities", "概率")}
+        default=None, metadata={**OMIT_IF_DEFAULT, IN_CARDS: ("probabilities", "概率")}
     )
     """Probability of each allowed answer, in the exam's letters, together 1: where the model chose by likelihood."""
-    context: tuple[str, ...] = field(default=(), metadata={**WHERE_SAID, IN_CARDS: ("passages", "参考段落")})
+    context: tuple[str, ...] = field(default=(), metadata={**OMIT_IF_DEFAULT, IN_CARDS: ("passages", "参考段落")})
     """Ids of the passages that stood in front of the question."""
-    orders: tuple[Sample, ...] = field(default=(), metadata=WHERE_SAID)
+    orders: tuple[Sample, ...] = field(default=(), metadata=OMIT_IF_DEFAULT)
     """The outputs with the options in several orders; the first of them is `text`."""
 
 

@@ -84,9 +84,9 @@ def text_intervals(graded: Sequence[Graded], smoothing: str) -> dict[str, list[f
     rows = rows_of(item.text for item in explained if item.text is not None)
     if not len(rows):
         return {}
-    if groups := clusters(explained):
-        rows = significance.by_cluster(rows, groups)
-    intervals = significance.bootstrap(rows, lambda sums: corpus_scores(sums, smoothing))
+    intervals = significance.bootstrap(
+        significance.by_cluster(rows, clusters(explained)), lambda sums: corpus_scores(sums, smoothing)
+    )
     return {name: list(interval) for name, interval in zip(TEXT, intervals, strict=False)}
 
 
@@ -106,10 +106,10 @@ def compare(
     metrics = {"accuracy": _paired_accuracy(pairs, groups)} if pairs else {}
     explained = [(before, after) for before, after in zip(baseline, run, strict=True) if before.text and after.text]
     if explained:
+        shared = clusters([before for before, _ in explained])
         rows = [rows_of(text for pair in explained if (text := pair[side].text)) for side in (0, 1)]
-        if shared := clusters([before for before, _ in explained]):
-            rows = [significance.by_cluster(side, shared) for side in rows]
-        differences = significance.paired_bootstrap(rows[0], rows[1], lambda sums: corpus_scores(sums, smoothing))
+        first, second = (significance.by_cluster(side, shared) for side in rows)
+        differences = significance.paired_bootstrap(first, second, lambda sums: corpus_scores(sums, smoothing))
         metrics |= dict(zip(TEXT, differences, strict=False))
     return Comparison(
         name=name,
@@ -137,9 +137,8 @@ def _paired_accuracy(pairs: Sequence[tuple[Graded, Graded]], groups: Sequence[st
         return Paired(difference, 100 * low, 100 * high, significance.mcnemar(lost, gained))
     # Questions of one case fall together, and an answer may be right by a chance: neither is a flip of a coin.
     rows = [np.stack([right[:, side], np.ones(len(pairs))], axis=1) for side in (0, 1)]
-    if groups is not None:
-        rows = [significance.by_cluster(side, groups) for side in rows]
-    (accuracy,) = significance.paired_bootstrap(rows[0], rows[1], lambda sums: 100 * sums[:, :1] / sums[:, 1:])
+    first, second = (significance.by_cluster(side, groups) for side in rows)
+    (accuracy,) = significance.paired_bootstrap(first, second, lambda sums: 100 * sums[:, :1] / sums[:, 1:])
     return accuracy
 
 

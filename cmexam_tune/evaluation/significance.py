@@ -20,11 +20,13 @@ if TYPE_CHECKING:
 Label = TypeVar("Label", bound=str | float)
 RESAMPLES = 1000
 SEED = 20230605
+LEVEL = 0.95
+"""Of every interval; a p-value is compared with what is left of 1."""
 _BLOCK = 50
 """Resamples drawn at a time: [50, n] counts take 2.7 MB for CMExam's 6,811 test questions."""
 
 
-def wilson(successes: float, n: int, level: float = 0.95) -> tuple[float, float]:
+def wilson(successes: float, n: int, level: float = LEVEL) -> tuple[float, float]:
     """Return the Wilson score interval of a proportion as (low, high), both from 0 to 1.
 
     Wilson (1927), without continuity correction: it stays inside [0, 1] and holds its level for the small cells of a
@@ -100,33 +102,32 @@ def mcnemar(only_first: int, only_second: int) -> float:
     return min(1.0, 2 * tail / (1 << n))
 
 
-def paired_interval(only_first: int, only_second: int, n: int, level: float = 0.95) -> tuple[float, float]:
+def paired_interval(only_first: int, only_second: int, n: int) -> tuple[float, float]:
     """Return the interval of the difference of two accuracies on the same questions, second minus first, as shares.
 
     Tango's score interval (1998), which inverts McNemar's asymptotic test, is too sure with few flips: 4 newly right
     and none newly wrong exclude 0 at an exact p of 0.125. So it is widened to the conditional interval of Newcombe
     (1998, method 3), Clopper and Pearson's limits for the share of the flips that went to the second, which inverts
     the exact test. Alone that one is too short away from 0, as it takes the number of flips as given. The wider limit
-    on each side covers as Tango's does and leaves out 0 exactly when `mcnemar` is below `1 - level`.
+    on each side covers as Tango's does and leaves out 0 exactly when `mcnemar` is below `1 - LEVEL`.
 
     Args:
         only_first: Questions that only the first run answered right.
         only_second: Questions that only the second run answered right.
         n: All questions.
-        level: Of the interval, two-sided.
 
     Raises:
-        ValueError: counts that do not fit, no question, or a level outside 0 to 1.
+        ValueError: counts that do not fit, or no question.
     """
-    if min(only_first, only_second) < 0 or n < max(1, only_first + only_second) or not 0 < level < 1:
-        raise ValueError(f"no interval for {only_first} and {only_second} of {n} at level {level}")
-    tango = _tango(only_first, only_second, n, level)
-    exact = _conditional(only_first, only_second, n, level)
+    if min(only_first, only_second) < 0 or n < max(1, only_first + only_second):
+        raise ValueError(f"no interval for {only_first} and {only_second} of {n}")
+    tango = _tango(only_first, only_second, n)
+    exact = _conditional(only_first, only_second, n)
     return min(tango[0], exact[0]), max(tango[1], exact[1])
 
 
-def _tango(only_first: int, only_second: int, n: int, level: float) -> tuple[float, float]:
-    z = NormalDist().inv_cdf(0.5 + level / 2)
+def _tango(only_first: int, only_second: int, n: int) -> tuple[float, float]:
+    z = NormalDist().inv_cdf(0.5 + LEVEL / 2)
 
     def score(difference: float) -> float:
         # The likeliest share of questions that only the first answers right, were this the true difference.
@@ -148,10 +149,10 @@ def _tango(only_first: int, only_second: int, n: int, level: float) -> tuple[flo
     return limit(observed, -1.0), limit(observed, 1.0)
 
 
-def _conditional(only_first: int, only_second: int, n: int, level: float) -> tuple[float, float]:
+def _conditional(only_first: int, only_second: int, n: int) -> tuple[float, float]:
     from scipy.special import betaincinv
 
-    flips, tail = only_first + only_second, (1 - level) / 2
+    flips, tail = only_first + only_second, (1 - LEVEL) / 2
     low = float(betaincinv(only_second, only_first + 1, tail)) if only_second else 0.0
     high = float(betaincinv(only_second + 1, only_first, 1 - tail)) if only_first else 1.0
     return flips / n * (2 * low - 1), flips / n * (2 * high - 1)
@@ -160,7 +161,6 @@ def _conditional(only_first: int, only_second: int, n: int, level: float) -> tup
 def bootstrap(
     rows: "Matrix",
     statistic: "Callable[[Matrix], Matrix]",
-    level: float = 0.95,
     resamples: int = RESAMPLES,
     seed: int = SEED,
 ) -> list[tuple[float, float]]:
@@ -172,14 +172,13 @@ def bootstrap(
     Args:
         rows: [pairs, columns], what each pair adds to the sums.
         statistic: [resamples, columns] sums -> [resamples, statistics].
-        level: Share of the resamples between low and high.
         resamples: Number of resamples drawn.
         seed: Of the generator; the same rows and seed give the same interval.
     """
     import numpy as np
 
     values = np.concatenate([statistic(counts @ rows) for counts in _resamples(len(rows), resamples, seed)])
-    low, high = np.quantile(values, [0.5 - level / 2, 0.5 + level / 2], axis=0)
+    low, high = np.quantile(values, [0.5 - LEVEL / 2, 0.5 + LEVEL / 2], axis=0)
     return [(float(a), float(b)) for a, b in zip(low, high, strict=True)]
 
 
@@ -225,8 +224,8 @@ def paired_bootstrap(
     ]
 
 
-def by_cluster(rows: "Matrix", clusters: Sequence[str]) -> "Matrix":
-    """Return [clusters, columns], the sums of the rows of each cluster.
+def by_cluster(rows: "Matrix", clusters: Sequence[str] | None) -> "Matrix":
+    """Return [clusters, columns], the sums of the rows of each cluster; without clusters the rows as they are.
 
     A bootstrap of these rows draws whole clusters: questions that share a case tend to be right or wrong together, so
     they carry less information than as many independent ones.
@@ -236,6 +235,8 @@ def by_cluster(rows: "Matrix", clusters: Sequence[str]) -> "Matrix":
     """
     import numpy as np
 
+    if clusters is None:
+        return rows
     if len(clusters) != len(rows):
         raise ValueError(f"{len(clusters)} clusters for {len(rows)} rows")
     number = {name: i for i, name in enumerate(dict.fromkeys(clusters))}
@@ -253,18 +254,17 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def smallest_difference(n: int, disagreement: float, power: float = 0.8, level: float = 0.05) -> float | None:
+def smallest_difference(n: int, disagreement: float, power: float = 0.8) -> float | None:
     """Return the smallest difference of two accuracies that McNemar's test would find with this power.
 
     The normal approximation of Connor (1987): the test finds a difference d where
     `d * sqrt(n) = alpha * sqrt(p) + beta * sqrt(p - d**2)` with p the disagreement, alpha and beta the normal quantiles
-    of level and power. This is that equation solved for d. All shares are from 0 to 1.
+    of `LEVEL` and power. This is that equation solved for d. All shares are from 0 to 1.
 
     Args:
         n: Questions that both runs answer.
         disagreement: Share of the questions that only one of the two runs answers right.
         power: Chance of finding the difference.
-        level: Of the two-sided test.
 
     Returns:
         The difference, or None where not even the largest possible one, `disagreement`, would be found.
@@ -272,9 +272,9 @@ def smallest_difference(n: int, disagreement: float, power: float = 0.8, level: 
     Raises:
         ValueError: a share outside 0 to 1, or no questions.
     """
-    if n < 1 or not 0 <= disagreement <= 1 or not 0 < power < 1 or not 0 < level < 1:
-        raise ValueError(f"no power for n={n}, disagreement={disagreement}, power={power}, level={level}")
-    alpha, beta = NormalDist().inv_cdf(1 - level / 2), NormalDist().inv_cdf(power)
+    if n < 1 or not 0 <= disagreement <= 1 or not 0 < power < 1:
+        raise ValueError(f"no power for n={n}, disagreement={disagreement}, power={power}")
+    alpha, beta = NormalDist().inv_cdf(0.5 + LEVEL / 2), NormalDist().inv_cdf(power)
     spare = n + beta**2 - alpha**2
     if not disagreement or spare < 0:
         return None

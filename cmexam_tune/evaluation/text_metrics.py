@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-Unit = Literal["char", "jieba", "zh"]
 Tokenizer = Callable[[str], Sequence[str]]
 ORDERS = 4
 BLEU_ORDERS = (1, 2, 4)

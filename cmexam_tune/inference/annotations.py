@@ -72,7 +72,7 @@ def outputs(source: loading.Source, questions: Sequence[Question], path: Path, o
         run_missing(
             file,
             list(requests),
-            [request for name, request in requests.items() if name not in file.known],
+            [request for name, request in requests.items() if name not in file.done_ids],
             written,
             open_engine=lambda: loading.open_writer(source, "annotate"),
             batch_size=source.config.generation.prompts_at_once,

@@ -114,10 +114,10 @@ def run_missing(
     Raises:
         UserError: a model or settings that cannot be used.
     """
-    done = sum(key in file.known for key in keys)
+    done = sum(key in file.done_ids for key in keys)
     if file.processes.first and 0 < done < len(keys):
         cli.note(f"{file.path}: {done} of {len(keys)} are done already")
-    if done == len(keys) and file.tidy:
+    if done == len(keys) and file.joined:
         return
     started = time.monotonic()
     answers: Iterator[object] = iter(())
@@ -129,7 +129,7 @@ def run_missing(
         all_mine = itertools.chain.from_iterable(records(engine, unit) for unit in itertools.chain([mine], units))
         answers = _usage_noted(file, engine.usage, all_mine)
     first = list(itertools.islice(answers, 1))
-    file.begin()
+    file.start()
     with Progress(name, "answers", len(keys), done=done) as progress:
         try:
             for record in itertools.chain(first, answers):
@@ -161,7 +161,7 @@ def _usage_noted(file: ResumableFile, usage: Usage | None, records: Iterable[T])
                 file.save_result()
     finally:
         # The first record is drawn before `begin`: a failure there leaves the old note as it is.
-        if usage.requests and file.begun:
+        if usage.requests and file.started:
             file.save_result()
             cli.note(_in_a_line(usage))
 
@@ -191,14 +191,14 @@ def answer_missing(
         UserError: examples that cannot be drawn, or a model or settings that cannot be used.
     """
     repetition = repeated(source.config)
-    if repetition is not None and not file.known.issuperset(question.id for question in questions):
+    if repetition is not None and not file.done_ids.issuperset(question.id for question in questions):
         _repeat(file, source, builder, repetition, questions)
     else:
         order = source.config.prompt.option_order
-        _answer(file, source, builder, {question.id: Asked(question, order) for question in questions})
+        _answer(file, source, builder, {question.id: OrderedQuestion(question, order) for question in questions})
 
 
-class Asked(NamedTuple):
+class OrderedQuestion(NamedTuple):
     """A question, and the order of its options in which it is asked."""
 
     question: Question
@@ -206,7 +206,7 @@ class Asked(NamedTuple):
 
 
 def _answer(
-    file: ResumableFile, source: loading.Source, builder: PromptBuilder, questions: Mapping[str, Asked]
+    file: ResumableFile, source: loading.Source, builder: PromptBuilder, questions: Mapping[str, OrderedQuestion]
 ) -> None:
     """Answer the questions, in the exam's letters; the key of each output may differ from its question's id."""
 
@@ -222,7 +222,7 @@ def _answer(
 
     requests = []
     for key, asked in questions.items():
-        if key not in file.known:
+        if key not in file.done_ids:
             request = builder.request(*asked)
             requests.append(replace(request, question=replace(request.question, id=key)))
     run_missing(
@@ -272,14 +272,16 @@ def _repeat(
     The key of an output is `<question>#<number>`: it seeds the sampling, and prediction goes on in the middle of a
     question.
     """
-    missing = [question for question in questions if question.id not in file.known]
+    missing = [question for question in questions if question.id not in file.done_ids]
     orders = {question.id: repetition.orders(question) for question in missing}
-    asked = {f"{q.id}#{number}": Asked(q, order) for q in missing for number, order in enumerate(orders[q.id])}
+    asked = {
+        f"{q.id}#{number}": OrderedQuestion(q, order) for q in missing for number, order in enumerate(orders[q.id])
+    }
     with ResumableFile(f"{file.path}.{repetition.name}", file.meta, file.overwrite, file.processes) as samples:
         _answer(samples, source, builder, asked)
         file.result.update(samples.result)
         outputs = {output.question_id: output for output in jsonl.read(samples.path, Prediction)}
-        file.begin()
+        file.start()
         if file.processes.first:
             for key, own in orders.items():
                 file.append(joined(key, repetition, own, [outputs[f"{key}#{i}"] for i in range(len(own))]))

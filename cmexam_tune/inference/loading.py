@@ -61,8 +61,15 @@ def load(source: Source) -> Loaded:
     return merging.merged(_read(source)) or _read(source)
 
 
-def load_writer(run: str | Path, overrides: Sequence[str] = ()) -> tuple[Config, Loaded]:
+def load_writer(
+    run: str | Path, overrides: Sequence[str] = (), *, in_this_process: bool = False
+) -> tuple[Config, Loaded]:
     """Return the config and model of a run, or of a recipe whose model answers as it is, on the card if there is one.
+
+    Args:
+        run: the run's folder, or the recipe's path or name.
+        overrides: changes to the recipe.
+        in_this_process: refuse a model that a server of `model.engine` would compute.
 
     Raises:
         UserError: no finished run, or one whose model chooses among options and cannot write.
@@ -73,6 +80,10 @@ def load_writer(run: str | Path, overrides: Sequence[str] = ()) -> tuple[Config,
         raise UserError(f"{run}: a model of family {model.family} chooses an option and writes no text. Use predict.")
     if model.is_remote:
         raise UserError(f"{run}: the model is behind an address already; talk to it there.")
+    if in_this_process and model.engine is not None:
+        raise UserError(
+            f"model.engine={model.engine}: {model.engine} serves by itself. Start it, or leave out model.engine."
+        )
     return source.config, load(source)
 
 

@@ -79,11 +79,11 @@ class ResumableFile:
         """
         self.path, self.meta, self.remedy = Path(path), meta, remedy
         self.processes = processes or Processes()
-        self.known: frozenset[str] = frozenset()
+        self.done_ids: frozenset[str] = frozenset()
         """Keys that need no answer any more."""
         self.result: dict[str, Any] = {}
         """Counts of the run (`Result`) and what the engine adds to them; on entering, those of the runs before."""
-        self.tidy = False
+        self.joined = False
         """Whether nothing is left to be put in order, if nothing is missing."""
         self.overwrite, self._fresh = overwrite, True
         self._handle: IO[bytes] | None = None
@@ -95,7 +95,7 @@ class ResumableFile:
         Raises:
             UserError: another process has the file open, or it holds records of something else, or is no such file.
         """
-        self.known, self.result, self.tidy = self.processes.from_first(self._open)
+        self.done_ids, self.result, self.joined = self.processes.from_first(self._open)
         return self
 
     def __exit__(
@@ -113,11 +113,11 @@ class ResumableFile:
         # Python calls no `__exit__` after an `__enter__` that raises: the lock is kept only once all went well.
         with contextlib.ExitStack() as stack:
             stack.enter_context(files.lock(self.path))
-            lines, result = self._look()
+            lines, result = self._read_existing()
             self._lock = stack.pop_all()
         return frozenset(lines), result, not self._fresh and not self._parts()
 
-    def _look(self) -> tuple[Mapping[str, bytes], dict[str, Any]]:
+    def _read_existing(self) -> tuple[Mapping[str, bytes], dict[str, Any]]:
         """Return the records that count, and `result` of the runs before."""
         note = _read_note(meta_path(self.path))
         # Killed in its first run, a prediction by several processes leaves an empty file; its records are in parts.
@@ -162,7 +162,7 @@ class ResumableFile:
         return lines
 
     @property
-    def begun(self) -> bool:
+    def started(self) -> bool:
         """Whether records can be appended."""
         return self._handle is not None
 
@@ -171,7 +171,7 @@ class ResumableFile:
         lines = {} if self._fresh else self.lines()
         return {key: parse_record(line, str(self.path)).text for key, line in lines.items()}
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Make the file ready: empty, or with the records that count and nothing else."""
         # Nothing is replaced before every process has loaded its model and made its first record.
         self.processes.wait()
@@ -196,7 +196,7 @@ class ResumableFile:
     def copy(self, other: "ResumableFile") -> None:
         """Write the records of another open file that this one lacks, failed ones included."""
         assert self._handle is not None
-        self._handle.writelines(line for key, line in other.lines(failed=True).items() if key not in self.known)
+        self._handle.writelines(line for key, line in other.lines(failed=True).items() if key not in self.done_ids)
 
     def finish(self, order: Sequence[str], answered: int = 0, seconds: float = 0.0) -> None:
         """Sort the records by `order`, so that an interrupted prediction ends with the same file as one that was not.

@@ -68,7 +68,7 @@ def join_shards(file: ResumableFile, owners: Mapping[str, str]) -> None:
     Raises:
         UserError: shards are missing, open elsewhere, unfinished, or of another experiment.
     """
-    if file.tidy and file.known.issuperset(owners):
+    if file.joined and file.done_ids.issuperset(owners):
         return
     shards = _beside(file.path)
     with ExitStack() as stack:
@@ -77,14 +77,14 @@ def join_shards(file: ResumableFile, owners: Mapping[str, str]) -> None:
         opened = [
             stack.enter_context(ResumableFile(shard.path(file.path), file.meta, remedy=remedy)) for shard in shards
         ]
-        asked = {*file.known}.union(*(part.lines(failed=True) for part in opened))
+        asked = {*file.done_ids}.union(*(part.lines(failed=True) for part in opened))
         if missing := [key for key in owners if key not in asked]:
             lacking = [f"--shard {shard}" for shard in shards if any(shard.holds(owners[key]) for key in missing)]
             raise UserError(
                 f"{file.path}: {len(missing)} of {len(owners)} have no answer yet. Start {', '.join(lacking)} again "
                 "with the same settings, and then --join."
             )
-        file.begin()
+        file.start()
         for part in opened:
             file.copy(part)
         _add_results(file, [part.result for part in opened])

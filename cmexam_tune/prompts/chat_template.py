@@ -81,15 +81,7 @@ class ChatTemplate:
                 text = self.apply(messages=dialogue.messages(), num_examples=len(dialogue.examples))
         except NoForm as error:
             raise ConfigError(f"{title} {error}") from None
-        except (
-            TemplateError,
-            TypeError,
-            ValueError,
-            LookupError,
-            ArithmeticError,
-            MemoryError,
-            RecursionError,
-        ) as error:
+        except (TemplateError, *_FAILURES) as error:
             remedy = " prompt.template puts a published one in its place." if self.is_models_own else ""
             raise ConfigError(f"{title} cannot be filled ({first_line(error)}).{remedy}") from None
         if len(text) > MAX_CHARACTERS:

@@ -211,8 +211,8 @@ def answer_head(question: Question, letters: str, style: str | Style) -> str:
         ConfigError: the style's completion does not start with the letters.
     """
     chosen = resolve_style(style)
-    before, found, _ = chosen.write.partition("{letters}")
-    if not found or "{" in before:
+    before, field, _ = chosen.write.partition("{letters}")
+    if not field or "{" in before:
         possible = ", ".join(
             dict.fromkeys(s.name for s in STYLES.values() if s.write.find("{") == s.write.find("{letters}"))
         )

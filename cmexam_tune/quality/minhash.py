@@ -31,12 +31,12 @@ _MIX = np.uint64(0x9E3779B97F4A7C15)
 Signatures = NDArray[np.uint32]
 
 
-def signatures(texts: Sequence[str], seed: int = 0) -> Signatures:
+def signatures(texts: Sequence[str]) -> Signatures:
     """Return MinHash signatures (Broder 1997), uint32 of shape (texts, 128).
 
     The share of equal values in two rows estimates the Jaccard similarity of the texts' 5-grams.
     """
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     # h -> h * factor + offset mod 2**32, by overflow; only odd factors make it a permutation.
     factors = random.integers(0, 1 << 32, PERMUTATIONS, dtype=np.uint32) | np.uint32(1)
     offsets = random.integers(0, 1 << 32, PERMUTATIONS, dtype=np.uint32)

@@ -43,9 +43,11 @@ def leaks(passages: Iterable[Passage], questions: Sequence[Question]) -> Iterato
     for passage in passages:
         text = plain(passage.text)
         starts = (text[i : i + SHORTEST_STEM] for i in range(len(text) - SHORTEST_STEM + 1))
-        found = next((name for start in starts for stem, name in stems.get(start, {}).items() if stem in text), None)
-        if found is not None:
-            yield Leak(passage.id, found, "stem")
+        question_id = next(
+            (name for start in starts for stem, name in stems.get(start, {}).items() if stem in text), None
+        )
+        if question_id is not None:
+            yield Leak(passage.id, question_id, "stem")
             continue
         hits = Counter(place for gram in _grams(text) for place in texts.get(gram, ()))
         held = [place for place, count in hits.items() if count >= SHARE * sizes[place]]

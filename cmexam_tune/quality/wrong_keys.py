@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from cmexam_tune.core.errors import DataError, UserError
-from cmexam_tune.core.review_sheet import Layout, ReviewSheet
+from cmexam_tune.core.review_sheet import QUESTION, Layout, ReviewSheet, question_cells
 from cmexam_tune.core.schema import Question, letters
 from cmexam_tune.evaluation.graded import Graded
 from cmexam_tune.prompts.question_checks import contradicted
@@ -36,7 +36,7 @@ VERDICTS = ("key wrong", "broken", "key right")
 SHEET = Layout(
     "check --predictions",
     keys=("question_id",),
-    before=("question_id", "stem", "options", "key", "explanation"),
+    before=(*QUESTION, "key", "explanation"),
     after=("other answer", "runs", "signs"),
     review=("verdict", "answer", "reviewer", "reason"),
 )
@@ -81,8 +81,8 @@ def suspects(runs: Mapping[str, Sequence[Graded]]) -> list[Suspect]:
     # Never certain: a run that was right everywhere could not be outvoted.
     accuracies = np.clip(right.mean(0), 0.05, 0.95).tolist()
     judged = [_suspect(items, accuracies, value) for items, value in zip(asked, item_rest(right), strict=True)]
-    found = [suspect for suspect in judged if suspect.signs]
-    return sorted(found, key=lambda suspect: (-suspect.odds, -len(suspect.signs), suspect.question_id))
+    suspicious = [suspect for suspect in judged if suspect.signs]
+    return sorted(suspicious, key=lambda suspect: (-suspect.odds, -len(suspect.signs), suspect.question_id))
 
 
 def item_rest(right: "NDArray[np.float64]") -> list[float | None]:
@@ -142,21 +142,19 @@ def _below(correlation: float, n: int) -> bool:
     return math.atanh(max(correlation, -0.999999)) * math.sqrt(n - 3) < _Z
 
 
-def rows(found: Sequence[Suspect], questions: Sequence[Question]) -> list[dict[str, str]]:
+def rows(suspects: Sequence[Suspect], questions: Sequence[Question]) -> list[dict[str, str]]:
     """Return the lines of the sheet."""
-    known = {question.id: question for question in questions}
+    by_id = {question.id: question for question in questions}
     return [
         {
-            "question_id": suspect.question_id,
-            "stem": known[suspect.question_id].stem,
-            "options": known[suspect.question_id].option_lines,
-            "key": known[suspect.question_id].answer or "",
-            "explanation": known[suspect.question_id].explanation or "",
+            **question_cells(by_id[suspect.question_id]),
+            "key": by_id[suspect.question_id].answer or "",
+            "explanation": by_id[suspect.question_id].explanation or "",
             "other answer": suspect.other or "",
             "runs": ", ".join(f"{answer}: {count}" for answer, count in suspect.votes.items()),
             "signs": "\n".join(suspect.signs),
         }
-        for suspect in found
+        for suspect in suspects
     ]
 
 

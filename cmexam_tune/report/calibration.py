@@ -79,7 +79,7 @@ def calibration(graded: Sequence[Graded]) -> Calibration | None:
     flat = rows.reshape(len(known), 3 * BINS)
     error = float(_errors(flat.sum(0)[None])[0, 0])
     groups = clusters([item for item, _ in known])
-    ((low, high),) = significance.bootstrap(flat if groups is None else significance.by_cluster(flat, groups), _errors)
+    ((low, high),) = significance.bootstrap(significance.by_cluster(flat, groups), _errors)
     chance = _by_chance(confidence, rows)
     surest = np.argsort(-confidence, kind="stable")[: max(1, round(COVERAGE * len(known)))]
     hits = float(right[surest].sum())

@@ -75,11 +75,10 @@ def option_orders(graded: Sequence[Graded]) -> OptionOrders | None:
 
     rights = [[answer.right for answer in item.orders] for item in asked]
     rows = np.array([[fmean(right), 1.0] for right in rights])
-    groups = clusters(asked)
     ((low, high),) = significance.bootstrap(
-        rows if groups is None else significance.by_cluster(rows, groups), lambda sums: 100 * sums[:, :1] / sums[:, 1:]
+        significance.by_cluster(rows, clusters(asked)), lambda sums: 100 * sums[:, :1] / sums[:, 1:]
     )
-    every = sum(min(right) == 1 for right in rights)
+    always = sum(min(right) == 1 for right in rights)
     changed = sum(len({answer.answer for answer in item.orders}) > 1 for item in asked)
     priors = _priors(asked)
     letters = _letters(asked, priors)
@@ -91,8 +90,8 @@ def option_orders(graded: Sequence[Graded]) -> OptionOrders | None:
         first=100 * fmean(right[0] for right in rights),
         mean=100 * float(rows[:, 0].mean()),
         mean_ci=(low, high),
-        all_right=100 * every / len(asked),
-        all_right_ci=_interval(every, len(asked)),
+        all_right=100 * always / len(asked),
+        all_right_ci=_interval(always, len(asked)),
         changed=100 * changed / len(asked),
         changed_ci=_interval(changed, len(asked)),
         letters=letters,

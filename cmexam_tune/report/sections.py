@@ -328,16 +328,23 @@ def _length_bars(bins: Sequence[Mapping[str, Any]]) -> list[Bar]:
     ]
 
 
-def _consistency(found: Consistency) -> list[Table]:
-    agreeing = found.concluding - found.conflicting
+def _consistency(consistency: Consistency) -> list[Table]:
+    agreeing = consistency.concluding - consistency.conflicting
     lines = (
-        ("argues for the answer", str(agreeing), _share_of(found.agreeing_right, agreeing)),
-        ("argues for another letter", str(found.conflicting), _share_of(found.conflicting_right, found.conflicting)),
+        ("argues for the answer", str(agreeing), _share_of(consistency.agreeing_right, agreeing)),
+        (
+            "argues for another letter",
+            str(consistency.conflicting),
+            _share_of(consistency.conflicting_right, consistency.conflicting),
+        ),
     )
-    reference = "" if found.reference_treated is None else f" (the exam's own: {found.reference_treated:.1f})"
+    reference = (
+        "" if consistency.reference_treated is None else f" (the exam's own: {consistency.reference_treated:.1f})"
+    )
     note = (
-        f"{found.explained} outputs hold an explanation, {found.concluding} of them conclude with a letter. They name "
-        f"{found.treated:.1f}% of their question's options{reference}; {found.treat_all} name every option"
+        f"{consistency.explained} outputs hold an explanation, {consistency.concluding} of them conclude with a "
+        f"letter. They name {consistency.treated:.1f}% of their question's options{reference}; {consistency.treat_all} "
+        "name every option"
     )
     return [Table(("", "outputs", "% of these right"), lines, "Explanations", note)]
 
@@ -346,32 +353,33 @@ def _share_of(part: int, whole: int) -> str:
     return f"{100 * part / whole:.1f}" if whole else "-"
 
 
-def _orders(found: OptionOrders) -> list[Table]:
+def _orders(measured: OptionOrders) -> list[Table]:
     lines = [
-        (Text("in the first order", "第一种顺序"), cell("", found.first), ""),
-        (Text("mean over the orders", "各顺序平均"), cell("", found.mean), cell("", found.mean_ci)),
-        (Text("right in every order", "所有顺序都答对"), cell("", found.all_right), cell("", found.all_right_ci)),
-        (Text("answer changes", "答案改变"), cell("", found.changed), cell("", found.changed_ci)),
+        (Text("in the first order", "第一种顺序"), cell("", measured.first), ""),
+        (Text("mean over the orders", "各顺序平均"), cell("", measured.mean), cell("", measured.mean_ci)),
+        (Text("right in every order", "所有顺序都答对"), cell("", measured.all_right), cell("", measured.all_right_ci)),
+        (Text("answer changes", "答案改变"), cell("", measured.changed), cell("", measured.changed_ci)),
     ]
-    if found.debiased is not None:
+    if measured.debiased is not None:
         lines += [
-            (Text("one letter, first order", "单个字母的题，第一种顺序"), cell("", found.probable_first), ""),
-            (Text("the same, debiased (PriDe)", "同上，消除字母偏好（PriDe）"), cell("", found.debiased), ""),
-            (Text("the same, mean probability", "同上，各顺序概率平均"), cell("", found.averaged), ""),
+            (Text("one letter, first order", "单个字母的题，第一种顺序"), cell("", measured.probable_first), ""),
+            (Text("the same, debiased (PriDe)", "同上，消除字母偏好（PriDe）"), cell("", measured.debiased), ""),
+            (Text("the same, mean probability", "同上，各顺序概率平均"), cell("", measured.averaged), ""),
         ]
     note = Text(
-        f"{found.n} questions in up to {found.orders} orders of their options; {found.one_order} others have one order "
-        "only, because their options speak of each other",
-        f"{found.n} 道题以至多 {found.orders} 种选项顺序提问；另有 {found.one_order} 道题的选项互相指涉，只有一种顺序",
+        f"{measured.n} questions in up to {measured.orders} orders of their options; {measured.one_order} others have "
+        "one order only, because their options speak of each other",
+        f"{measured.n} 道题以至多 {measured.orders} 种选项顺序提问；"
+        f"另有 {measured.one_order} 道题的选项互相指涉，只有一种顺序",
     )
-    deviation = "-" if found.recall_deviation is None else f"{found.recall_deviation:.1f}"
+    deviation = "-" if measured.recall_deviation is None else f"{measured.recall_deviation:.1f}"
     letters = Text(
         f"Askings with one right letter. Deviation of the recalls: {deviation} points (0: no letter is preferred)",
         f"仅含单选题。各字母召回率的标准差：{deviation} 个百分点（0 表示没有偏好）",
     )
     shares = tuple(
         (item.letter, *(cell("", value) for value in (item.right, item.given, item.recall, item.prior)))
-        for item in found.letters
+        for item in measured.letters
     )
     percent = Text("% of questions", "占题数 %")
     head = (
@@ -387,64 +395,71 @@ def _orders(found: OptionOrders) -> list[Table]:
     ]
 
 
-def _calibration(found: Calibration) -> list[Table]:
+def _calibration(calibration: Calibration) -> list[Table]:
     lines = (
-        (Text("accuracy", "正确率"), cell("", found.accuracy), ""),
-        (Text("mean probability of the answers", "所答选项的平均概率"), cell("", found.confidence), ""),
-        (Text("expected calibration error", "期望校准误差（ECE）"), cell("", found.ece), cell("", found.ece_ci)),
+        (Text("accuracy", "正确率"), cell("", calibration.accuracy), ""),
+        (Text("mean probability of the answers", "所答选项的平均概率"), cell("", calibration.confidence), ""),
         (
-            Text(f"accuracy of the surest {found.coverage:.0f}%", f"最有把握的 {found.coverage:.0f}% 题的正确率"),
-            cell("", found.covered_accuracy),
-            cell("", found.covered_ci),
+            Text("expected calibration error", "期望校准误差（ECE）"),
+            cell("", calibration.ece),
+            cell("", calibration.ece_ci),
+        ),
+        (
+            Text(
+                f"accuracy of the surest {calibration.coverage:.0f}%",
+                f"最有把握的 {calibration.coverage:.0f}% 题的正确率",
+            ),
+            cell("", calibration.covered_accuracy),
+            cell("", calibration.covered_ci),
         ),
     )
     note = Text(
-        f"{found.n} questions. Probabilities are among the allowed answers only; the surest are those of at least "
-        f"{found.threshold:.1f}%. By chance alone the error stays below {found.ece_by_chance:.2f}. Bars: accuracy of "
-        "the answers of such a probability, marks: their mean probability",
-        f"共 {found.n} 题。概率只在允许的答案之间计算；最有把握的题概率不低于 {found.threshold:.1f}%。"
-        f"仅由偶然造成的误差低于 {found.ece_by_chance:.2f}。"
+        f"{calibration.n} questions. Probabilities are among the allowed answers only; the surest are those of at "
+        f"least {calibration.threshold:.1f}%. By chance alone the error stays below {calibration.ece_by_chance:.2f}. "
+        "Bars: accuracy of the answers of such a probability, marks: their mean probability",
+        f"共 {calibration.n} 题。概率只在允许的答案之间计算；最有把握的题概率不低于 {calibration.threshold:.1f}%。"
+        f"仅由偶然造成的误差低于 {calibration.ece_by_chance:.2f}。"
         "条形为该概率区间内的正确率，标记为平均概率",
     )
     head = ("", "%", Text("95% CI", "95% 区间"))
     return [Table(head, lines, Text("Calibration", "校准"), note)]
 
 
-def _reliability(found: Calibration) -> list[Bar]:
+def _reliability(calibration: Calibration) -> list[Bar]:
     mean = Text("mean probability", "平均概率")
     return [
         Bar(f"{part.low:.0f}-{part.high:.0f}% (n={part.n})", part.accuracy, part.accuracy_ci, {mean: part.confidence})
-        for part in found.bins
+        for part in calibration.bins
     ]
 
 
-def _item_response(found: ItemResponse) -> list[Table]:
+def _item_response(response: ItemResponse) -> list[Table]:
     interval = Text("95% CI", "95% 区间")
     abilities = tuple(
         (run.name, f"{run.ability:+.2f}", f"{run.interval[0]:+.2f} to {run.interval[1]:+.2f}")
-        for run in sorted(found.abilities, key=lambda run: -run.ability)
+        for run in sorted(response.abilities, key=lambda run: -run.ability)
     )
     note = Text(
-        f"{found.model} model over {found.n} questions, in logits: a run of ability 0 answers a question of mean "
-        f"difficulty right half of the time. Difficulties spread by {found.spread:.2f}; each is in report.json",
-        f"{found.model} 模型，{found.n} 题，单位为 logit：能力为 0 的模型对平均难度的题答对一半。难度的标准差为 "
-        f"{found.spread:.2f}，各题难度见 report.json",
+        f"{response.model} model over {response.n} questions, in logits: a run of ability 0 answers a question of mean "
+        f"difficulty right half of the time. Difficulties spread by {response.spread:.2f}; each is in report.json",
+        f"{response.model} 模型，{response.n} 题，单位为 logit：能力为 0 的模型对平均难度的题答对一半。难度的标准差为 "
+        f"{response.spread:.2f}，各题难度见 report.json",
     )
     shown = [Table(("", Text("ability", "能力"), interval), abilities, Text("Abilities", "能力"), note)]
-    if found.levels:
-        lines = tuple((Text(level.en, level.zh), str(level.n), f"{level.difficulty:+.2f}") for level in found.levels)
-        spearman = "-" if found.spearman is None else f"{found.spearman:.2f}"
+    if response.levels:
+        lines = tuple((Text(level.en, level.zh), str(level.n), f"{level.difficulty:+.2f}") for level in response.levels)
+        spearman = "-" if response.spearman is None else f"{response.spearman:.2f}"
         said = Text(
             f"Rank correlation of both over the questions: {spearman}", f"两种难度在各题上的等级相关系数：{spearman}"
         )
         head = (Text("the exam's difficulty", "考试标注的难度"), "n", Text("mean difficulty", "平均难度"))
         shown.append(Table(head, lines, Text("Difficulty beside the exam's own", "与考试标注难度对照"), said))
-    if found.subset:
+    if response.subset:
         errors = (
-            (Text("one of each group of equal difficulty", "按难度分层各取一题"), f"{found.subset.error:.1f}"),
-            (Text("drawn at random", "随机抽取"), f"{found.subset.random_error:.1f}"),
+            (Text("one of each group of equal difficulty", "按难度分层各取一题"), f"{response.subset.error:.1f}"),
+            (Text("drawn at random", "随机抽取"), f"{response.subset.random_error:.1f}"),
         )
-        size = len(found.subset.ids)
+        size = len(response.subset.ids)
         title = Text(f"{size} questions for the whole", f"用 {size} 题代表全部")
         said = Text(
             "Points by which their accuracy misses the whole's, for runs that had no part in choosing them",

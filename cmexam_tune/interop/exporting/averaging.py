@@ -49,8 +49,8 @@ def _facts(run: runs.Run) -> dict[str, Any]:
     if not method.averages or family.task != "generate":
         raise UserError(f"{run.path}: {config.tuning.method} on {config.model.family}; only LoRA on decoders averages.")
     for key, value in WHOLE.items():
-        if (found := getattr(config.tuning.settings, key)) != value:
-            raise UserError(f"{run.path}: tuning.{key}={found}: the mean of such adapters is not exact.")
+        if (actual := getattr(config.tuning.settings, key)) != value:
+            raise UserError(f"{run.path}: tuning.{key}={actual}: the mean of such adapters is not exact.")
     if not run.finished:
         raise UserError(f"{run.path}: training has not finished. Start the same command again to resume it.")
     card = vars(runs.Card.read(run))

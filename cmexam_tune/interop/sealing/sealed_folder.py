@@ -24,7 +24,7 @@ from cmexam_tune import __version__
 from cmexam_tune.core import files, jsonl
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.core.progress import Progress
-from cmexam_tune.core.schema import WHERE_SAID, Prediction, Question, Scores
+from cmexam_tune.core.schema import OMIT_IF_DEFAULT, Prediction, Question, Scores
 from cmexam_tune.evaluation import breakdowns, grading, prediction_metadata, scorers
 from cmexam_tune.evaluation.graded import Graded
 from cmexam_tune.evaluation.prediction_metadata import PredictionMetadata
@@ -86,7 +86,7 @@ class Head:
     """Of ids and checksums of all questions, in order: equal where two folders are of the same questions."""
     predictions_sha256: str
     """Of the predictions file as it was given."""
-    benchmark: str | None = field(default=None, metadata=WHERE_SAID)
+    benchmark: str | None = field(default=None, metadata=OMIT_IF_DEFAULT)
     """Dataset of the Hugging Face hub whose leaderboard the score is meant for."""
     code: Mapping[str, str] = field(default_factory=dict)
     """Versions, and the SHA-256 of this package's source."""

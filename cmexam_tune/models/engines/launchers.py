@@ -5,7 +5,6 @@ import json
 import os
 import shlex
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +44,7 @@ class Served:
         return f"{self.name}-lora"
 
 
-class Launcher(ABC):
+class Launcher:
     """A server: how it is started and asked for its version."""
 
     module: ClassVar[str]
@@ -56,6 +55,16 @@ class Launcher(ABC):
     """Where the server tells its version, under the key `version`."""
     batch_invariant: ClassVar[str | None] = None
     """Environment variable that makes outputs independent of the batch, if there is one."""
+    model_option: ClassVar[str]
+    """The server's name for: path or name of the model."""
+    config_option: ClassVar[str]
+    """...: changes to its config.json."""
+    adapters_option: ClassVar[str]
+    """...: its adapters, `name=folder`."""
+    split_option: ClassVar[str]
+    """...: cards that share one copy of the model."""
+    copies_option: ClassVar[str]
+    """...: copies of the model."""
 
     def command(self, served: Served, port: int) -> list[str]:
         """Return the command that starts the server.
@@ -84,9 +93,24 @@ class Launcher(ABC):
             f"export {self.python}=ENV/bin/python"
         )
 
-    @abstractmethod
     def options(self, served: Served) -> dict[str, Any]:
-        """Return the server's own options, without dashes -> values."""
+        """Return the server's own options, without dashes -> values; None is left out."""
+        model = served.model
+        options: dict[str, Any] = {
+            self.model_option: model.model_name_or_path,
+            "served_model_name": served.name,
+            "dtype": served.dtype,
+            "revision": model.revision,
+            "trust_remote_code": model.trust_remote_code or None,
+            self.config_option: json.dumps(dict(model.config)) if model.config else None,
+        }
+        if (copies := served.cards // int(model.engine_arguments.get(self.split_option, 1))) > 1:
+            options[self.copies_option] = copies
+        if served.adapter is not None:
+            options["enable_lora"] = True
+            options[self.adapters_option] = f"{served.adapter_name}={served.adapter.resolve()}"
+            options["max_lora_rank"] = served.rank
+        return options
 
     def model_name(self, served: Served) -> str:
         """Return what is asked for: the model, or the adapter on it."""
@@ -100,31 +124,20 @@ class VLLM(Launcher):
     python = "CMEXAM_TUNE_VLLM_PYTHON"
     version_path = "/version"
     batch_invariant = "VLLM_BATCH_INVARIANT"
+    model_option, config_option, adapters_option = "model", "hf_overrides", "lora_modules"
+    split_option, copies_option = "tensor_parallel_size", "data_parallel_size"
 
     def options(self, served: Served) -> dict[str, Any]:
         """Return vLLM's options."""
-        model = served.model
-        options: dict[str, Any] = {
-            "model": model.model_name_or_path,
-            "served_model_name": served.name,
-            "dtype": served.dtype,
+        options = super().options(served) | {
             # As long as the model's own positions and the memory allow.
             "max_model_len": "auto",
             # The authors' sampling settings would be added to what is asked.
             "generation_config": "vllm",
-            "revision": model.revision,
-            "tokenizer_revision": model.revision,
-            "trust_remote_code": model.trust_remote_code or None,
-            "hf_overrides": json.dumps(dict(model.config)) if model.config else None,
+            "tokenizer_revision": served.model.revision,
         }
-        if (copies := _copies(served, "tensor_parallel_size")) > 1:
-            options["data_parallel_size"] = copies
         if served.adapter is not None:
-            options |= {
-                "enable_lora": True,
-                "lora_modules": f"{served.adapter_name}={served.adapter.resolve()}",
-                "max_lora_rank": next((rank for rank in RANKS if rank >= served.rank), served.rank),
-            }
+            options["max_lora_rank"] = next((rank for rank in RANKS if rank >= served.rank), served.rank)
         return options
 
 
@@ -134,28 +147,12 @@ class SGLang(Launcher):
     module = "sglang.launch_server"
     python = "CMEXAM_TUNE_SGLANG_PYTHON"
     version_path = "/server_info"
+    model_option, config_option, adapters_option = "model_path", "json_model_override_args", "lora_paths"
+    split_option, copies_option = "tp_size", "dp_size"
 
     def options(self, served: Served) -> dict[str, Any]:
         """Return SGLang's options."""
-        model = served.model
-        options: dict[str, Any] = {
-            "model_path": model.model_name_or_path,
-            "served_model_name": served.name,
-            "dtype": served.dtype,
-            "sampling_defaults": "openai",
-            "revision": model.revision,
-            "trust_remote_code": model.trust_remote_code or None,
-            "json_model_override_args": json.dumps(dict(model.config)) if model.config else None,
-        }
-        if (copies := _copies(served, "tp_size")) > 1:
-            options["dp_size"] = copies
-        if served.adapter is not None:
-            options |= {
-                "enable_lora": True,
-                "lora_paths": f"{served.adapter_name}={served.adapter.resolve()}",
-                "max_lora_rank": served.rank,
-            }
-        return options
+        return super().options(served) | {"sampling_defaults": "openai"}
 
     def model_name(self, served: Served) -> str:
         """Return what is asked for; SGLang puts the model's name in front of an adapter's."""
@@ -166,11 +163,6 @@ LAUNCHERS: Mapping[str, type[Launcher]] = {"vllm": VLLM, "sglang": SGLang}
 """`model.engine` -> how it is started."""
 
 
-def _copies(served: Served, split: str) -> int:
-    """Return how many copies of the model the cards hold, each split over as many as the option `split` says."""
-    return served.cards // int(served.model.engine_arguments.get(split, 1))
-
-
 def _words(options: Mapping[str, Any]) -> list[str]:
     """Return options as words; True is a bare flag, False one with `no-`, None is left out."""
     words = []
@@ -179,12 +171,8 @@ def _words(options: Mapping[str, Any]) -> list[str]:
         if isinstance(value, bool):
             words.append(f"--{flag}" if value else f"--no-{flag}")
         elif value is not None:
-            words += [
-                f"--{flag}",
-                json.dumps(value)
-                if isinstance(value, Mapping | Sequence) and not isinstance(value, str)
-                else str(value),
-            ]
+            nested = isinstance(value, Mapping | Sequence) and not isinstance(value, str)
+            words += [f"--{flag}", json.dumps(value) if nested else str(value)]
     return words
 
 

@@ -45,7 +45,7 @@ class Item:
         return self.request.question
 
 
-class Written(NamedTuple):
+class DecodedRow(NamedTuple):
     """What a row of tokens says."""
 
     text: str
@@ -165,7 +165,7 @@ class PromptTokens:
         text = self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return THINK * self.codec.thinks + str(text)
 
-    def read(self, ids: Ids, ends: set[int], stops: Sequence[str], said: str | None = None) -> Written:
+    def read(self, ids: Ids, ends: set[int], stops: Sequence[str], said: str | None = None) -> DecodedRow:
         """Return what a row says up to its end or its first stop text; a row without either was cut off.
 
         `said` is its whole text where that is known: tokens that were chosen from a list need not spell it alone.
@@ -174,8 +174,8 @@ class PromptTokens:
         cut = sampling.first_stop(text, stops)
         if end is None and cut is None:
             # The limit counts tokens, of which a character may need several; vLLM and llama.cpp drop it too.
-            return Written(text.rstrip(HALF), "length", end, cut)
-        return Written(text[:cut], "stop", end, cut)
+            return DecodedRow(text.rstrip(HALF), "length", end, cut)
+        return DecodedRow(text[:cut], "stop", end, cut)
 
 
 class Ranking:

@@ -89,7 +89,7 @@ class Entry:
 
 
 @functools.cache
-def known() -> Mapping[str, Entry]:
+def by_recipe() -> Mapping[str, Entry]:
     """Return every entry by the name of its recipe."""
     entries = {}
     listed = yaml.safe_load(Path(__file__).with_name("entries.yaml").read_text(encoding="utf-8"))
@@ -107,7 +107,7 @@ def find(name: str) -> Entry:
     Raises:
         UserError: neither a row nor a file; the message suggests the nearest name.
     """
-    entries = known()
+    entries = by_recipe()
     if name.removesuffix(".yaml") in entries:
         return entries[name.removesuffix(".yaml")]
     for entry in entries.values():
@@ -123,7 +123,7 @@ def find(name: str) -> Entry:
 
 def order(names: Sequence[str]) -> list[str]:
     """Return recipe names in the order of entries.yaml, unknown ones last."""
-    places = list(known())
+    places = list(by_recipe())
     return sorted(names, key=lambda name: (places.index(name) if name in places else len(places), name))
 
 
@@ -140,7 +140,7 @@ def check_overrides(overrides: Sequence[str], chosen: Sequence[Entry]) -> None:
     Raises:
         UserError: `ROW:section.key=value` with an unknown row.
     """
-    names = [name for entry in (*chosen, *known().values()) for name in _called(entry)]
+    names = [name for entry in (*chosen, *by_recipe().values()) for name in _called(entry)]
     for row in [row for row, _ in map(_split, overrides) if row is not None]:
         if row not in names:
             chosen_names = ", ".join(name for entry in chosen for name in _called(entry))

@@ -40,7 +40,7 @@ class RecipeLine:
 def lines() -> dict[str, list[RecipeLine]]:
     """Return folder -> its recipes, in the order of entries.yaml."""
     by_folder: dict[str, list[RecipeLine]] = {folder: [] for folder in FOLDERS}
-    for entry in entries.known().values():
+    for entry in entries.by_recipe().values():
         path = find_recipe(entry.recipe)
         by_folder[path.parent.name].append(_line(entry, read_yaml(path)))
     return by_folder

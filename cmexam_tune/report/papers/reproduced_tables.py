@@ -118,7 +118,7 @@ def collect(out: Path) -> list[Measured]:
         reports.setdefault(unit.parent.name, {}).setdefault(unit.name.partition("-")[2] or "answer", []).append(path)
     if not reports:
         raise UserError(f"{out}: holds no finished run (looked for ROW/seedN/{REPORT}).")
-    known = entries.known()
+    known = entries.by_recipe()
     return [
         _measured(known.get(name, entries.Entry(name)), reports[name], setting, out)
         for name in entries.order(list(reports))

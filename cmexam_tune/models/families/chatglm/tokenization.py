@@ -258,8 +258,8 @@ class ChatGLM2Tokenizer(SentencePieceTokenizer):
         }
 
     def _unpadded(self, rows: list[Ids]) -> dict[str, Any]:
-        ones = [[1] * len(row) for row in rows]
-        return {"attention_mask": ones, "position_ids": [list(range(len(row))) for row in rows]}
+        mask = [[1] * len(row) for row in rows]
+        return {"attention_mask": mask, "position_ids": [list(range(len(row))) for row in rows]}
 
     def _decode(self, token_ids: int | Ids, skip_special_tokens: bool = False, **kwargs: Any) -> str:
         ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)

@@ -151,7 +151,7 @@ def _exam(questions: Sequence[Path], flag: str) -> list[Question]:
     return list(jsonl.read(questions[0], Question))
 
 
-def _errata(questions: Sequence[Path], sheet: str | Path | None) -> list[dict[str, Any]]:
+def _errata(questions: Sequence[Path], sheet: str | Path | None) -> list[dict[str, object]]:
     if sheet is None:
         return []
     path = files.check_input(sheet, "sheet")

@@ -246,7 +246,7 @@ def _people(work: _Work, imported: Sequence[str | Path]) -> list[Judged]:
     return [judged for path in imported for judged in human_scores.read(path, work.rubric, answered)]
 
 
-def _provenance(predictions: Sequence[str | Path], cases: str | Path, words: str | Path) -> dict[str, Any]:
+def _provenance(predictions: Sequence[str | Path], cases: str | Path, words: str | Path) -> dict[str, object]:
     return {
         "cases": {"file": str(cases), "sha256": files.sha256(cases)},
         "predictions": [{"file": str(path), "sha256": files.sha256(path)} for path in predictions],
@@ -255,7 +255,7 @@ def _provenance(predictions: Sequence[str | Path], cases: str | Path, words: str
     }
 
 
-def _reports(summary: Mapping[str, Any], axes: Sequence[str], answered: judge_page.Answered) -> dict[str, str]:
+def _reports(summary: Mapping[str, object], axes: Sequence[str], answered: judge_page.Answered) -> dict[str, str]:
     """Return suffix -> text of every file that is made of a summary."""
     tables = results.tables(summary, axes)
     texts = (

@@ -147,7 +147,7 @@ class _Job:
     repeated: Repeated = field(default_factory=Repeated)
 
 
-def _questions(job: _Job, source: Source, answers: Path | None) -> dict[str, Any]:
+def _questions(job: _Job, source: Source, answers: Path | None) -> dict[str, object]:
     """Write questions and prompts of one file and return its report."""
     rows: list[RowReport] = []
     kept, cases = 0, Cases()
@@ -224,7 +224,7 @@ def _write_example(
     return None
 
 
-def _cases(job: _Job, source: Source) -> dict[str, Any]:
+def _cases(job: _Job, source: Source) -> dict[str, object]:
     cases = questions = 0
     with _open(job.claim(f"{source.name}.cases.jsonl")) as handle:
         for case in _progress(cmb.read_clin(source.path), source.path):
@@ -234,7 +234,7 @@ def _cases(job: _Job, source: Source) -> dict[str, Any]:
     return {**_report(source, cases, []), "questions": questions}
 
 
-def _report(source: Source, kept: int, rows: Sequence[RowReport]) -> dict[str, Any]:
+def _report(source: Source, kept: int, rows: Sequence[RowReport]) -> dict[str, object]:
     dropped = [report for report in rows if report.action == "dropped"]
     repaired = [report for report in rows if report.action == "repaired"]
     return {

@@ -58,7 +58,7 @@ class Tally:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the numbers of the paper's Table 2."""
-        rows: dict[str, Any] = {"questions": self.lengths["question"].total(), "vocabulary": len(self.vocabulary)}
+        rows: dict[str, object] = {"questions": self.lengths["question"].total(), "vocabulary": len(self.vocabulary)}
         for field, lengths in self.lengths.items():
             low, middle, high = quartiles(lengths)
             rows[field] = {
@@ -93,7 +93,7 @@ def stats(questions: Sequence[str | Path]) -> dict[str, dict[str, Any]]:
         UserError: a file is missing or empty, or two have the same name.
         DataError: a line is not a question, or there is a broken report beside the file.
     """
-    table: dict[str, dict[str, Any]] = {}
+    table: dict[str, dict[str, object]] = {}
     total, added_in_all = Tally(), 0
     for path in map(Path, questions):
         name = path.name.removesuffix(_SUFFIX)

@@ -103,7 +103,7 @@ def _decoder(folder: Path, family: Kind, *, hidden: int, layers: int, vocab: int
     qwen = family == "qwen"
     words = _bpe(("<|endoftext|>", "<|im_start|>", "<|im_end|>") if qwen else ())
     make: Any = PreTrainedTokenizerFast
-    ends: dict[str, Any] = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+    ends: dict[str, object] = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
     if qwen:
         ends = {"eos_token": "<|im_end|>", "pad_token": "<pad>", "chat_template": CHAT}
     tokenizer = make(tokenizer_object=words, **ends)

@@ -75,7 +75,7 @@ def temperatures(
     return rows
 
 
-def _answered(cases: Sequence[Case], answers: Sequence[Prediction]) -> dict[str, Any]:
+def _answered(cases: Sequence[Case], answers: Sequence[Prediction]) -> dict[str, object]:
     """Return how many turns have an answer, and BLEU and ROUGE against the references in characters.
 
     A turn without an answer scores 0 there: it stays in the denominator.

@@ -79,7 +79,7 @@ def _inlined(schema: Schema) -> Schema:
     """Return a schema with each reference replaced by what it refers to: sections are put into one schema."""
     known = schema.pop("$defs", {})
 
-    def inline(part: Any) -> Any:
+    def inline(part: object) -> Any:
         if isinstance(part, dict):
             name = part.get("$ref", "").rpartition("/")[2] if isinstance(part.get("$ref"), str) else ""
             return inline(known[name]) if name in known else {key: inline(value) for key, value in part.items()}

@@ -46,7 +46,7 @@ def has_trl() -> bool:
 
 
 @functools.cache
-def training(trl_config: str | None = None) -> Mapping[str, Any]:
+def training(trl_config: str | None = None) -> Mapping[str, object]:
     """Return the fields of `transformers.TrainingArguments` with their annotations (Any: no type of YAML).
 
     Args:
@@ -61,7 +61,7 @@ def training(trl_config: str | None = None) -> Mapping[str, Any]:
 
 def _fields(body: list[ast.stmt]) -> dict[str, Any]:
     narrowed, documented = get_type_hints(TrainingArguments, include_extras=True), _documented(body)
-    hints: dict[str, Any] = {}
+    hints: dict[str, object] = {}
     for node in body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id != "output_dir":
             name = node.target.id
@@ -71,12 +71,12 @@ def _fields(body: list[ast.stmt]) -> dict[str, Any]:
 
 
 @functools.cache
-def generation() -> Mapping[str, Any]:
+def generation() -> Mapping[str, object]:
     """Return the options of `transformers.GenerationConfig` with their annotations, which only its docstring gives."""
     body = _body("generation/configuration_utils.py", "GenerationConfig")
     narrowed, documented = get_type_hints(GenerationOptions, include_extras=True), _documented(body)
     init = next(node for node in body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
-    hints: dict[str, Any] = {}
+    hints: dict[str, object] = {}
     for name in re.findall(r"kwargs\.pop\('([a-z]\w*)'", ast.unparse(init)):
         kind, text = documented.get(name, ("", ""))
         hint = narrowed.get(name, Union[_type(kind.partition("*optional*")[0]), None])  # noqa: UP007

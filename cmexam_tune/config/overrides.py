@@ -33,7 +33,7 @@ ALIASES: dict[tuple[str, str], str] = {
 }  # fmt: skip
 
 
-def parse_override(text: str) -> dict[str, Any]:
+def parse_override(text: str) -> dict[str, object]:
     """Return an override as the mapping that is merged into a config.
 
     Raises:
@@ -74,7 +74,7 @@ def _parse_value(raw: str, key: str) -> Any:
         raise ConfigError(str(error)) from None
 
 
-def rename_aliases(values: dict[str, Any]) -> dict[str, Any]:
+def rename_aliases(values: dict[str, Any]) -> dict[str, object]:
     """Give keys that have the name of another tool their name here, with a note, and return `values`."""
     for section in [s for s in SECTIONS if isinstance(values.get(s), dict)]:
         for old in list(values[section]):

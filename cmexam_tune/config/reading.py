@@ -99,7 +99,7 @@ def read_prompt_file(path: Path) -> dict[str, str]:
     return texts
 
 
-def _read_prompt_file(values: dict[str, Any], path: Path) -> None:
+def _read_prompt_file(values: dict[str, object], path: Path) -> None:
     """Put the texts of `prompt.file` into `prompt`, so that they are recorded with the run."""
     prompt = values.get("prompt")
     if not isinstance(prompt, dict) or (name := prompt.pop("file", None)) is None:
@@ -125,7 +125,7 @@ def _check_trust(path: Path, values: Mapping[str, Any], changes: Sequence[Mappin
             raise ConfigError(f"{path}: {key}: a file cannot ask for {what} {key}={value} to the command.")
 
 
-def read_yaml(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
+def read_yaml(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, object]:
     """Read a YAML file and everything it `extends`, nearest last; `out` is each file's own."""
     path = path.resolve()
     if path in seen:
@@ -141,7 +141,7 @@ def read_yaml(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     return merge(base, rename_aliases(values))
 
 
-def read_mapping(path: Path) -> dict[str, Any]:
+def read_mapping(path: Path) -> dict[str, object]:
     """Read one YAML file that holds keys."""
     try:
         values = documents.read_yaml(path, "config")
@@ -152,7 +152,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
     return values
 
 
-def merge(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def merge(base: dict[str, object], changes: Mapping[str, object]) -> dict[str, object]:
     """Put `changes` into `base` by section and return `base`; a new tuning method drops the old one's keys."""
     for key, value in changes.items():
         old = base.get(key)
@@ -166,7 +166,7 @@ def merge(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_config(
-    values: Mapping[str, Any], source: str = "config", overrides: Sequence[Mapping[str, Any]] = ()
+    values: Mapping[str, object], source: str = "config", overrides: Sequence[Mapping[str, object]] = ()
 ) -> Config:
     """Resolve a plain mapping into a `Config`.
 
@@ -191,7 +191,7 @@ def parse_config(
     return Config(**sections, out=str(out))
 
 
-def _refusal(problems: Sequence[str], source: str, overrides: Sequence[Mapping[str, Any]]) -> ConfigError:
+def _refusal(problems: Sequence[str], source: str, overrides: Sequence[Mapping[str, object]]) -> ConfigError:
     """Return the error that lays each problem to the overrides, where one of them touches its key, or to the file."""
     changed = {
         f"{section}.{name}" if name else section
@@ -218,7 +218,7 @@ def _place(name: str) -> str:
     return f", did you mean {exact[0]!r}?" if exact else variants.suggest(name, (*SECTIONS, "out", *keys))
 
 
-def _section(name: str, values: Any, problems: Problems) -> Any:
+def _section(name: str, values: object, problems: Problems) -> Any:
     """Return a section's dataclass, or None after adding its problems."""
     if not isinstance(values, Mapping):
         problems.add(name, f"expected a section with keys, got {values!r}")
@@ -245,7 +245,7 @@ def _check_variant(folder: variants.Folder, name: str, key: str, problems: Probl
     return wrong is None
 
 
-def _tuning(values: Mapping[str, Any], problems: Problems) -> TuningConfig | None:
+def _tuning(values: Mapping[str, object], problems: Problems) -> TuningConfig | None:
     method = values.get("method")
     if method is None and not values.keys() - {"method"}:
         return TuningConfig()
@@ -258,7 +258,7 @@ def _tuning(values: Mapping[str, Any], problems: Problems) -> TuningConfig | Non
     return TuningConfig(method, build(variants.the_class("tuning", method).Settings, settings, "tuning", problems))
 
 
-def _with_arguments(section: str, values: Mapping[str, Any], problems: Problems) -> dict[str, Any]:
+def _with_arguments(section: str, values: Mapping[str, object], problems: Problems) -> dict[str, object]:
     """Return a section's own keys, and those of transformers, which its source checks, under `arguments`."""
     own = {field.name for field in dataclasses.fields(SECTIONS[section])} - {"arguments"}
     foreign = {
@@ -275,7 +275,7 @@ def _with_arguments(section: str, values: Mapping[str, Any], problems: Problems)
     return {**{key: value for key, value in values.items() if key in own}, "arguments": arguments}
 
 
-def _trl_config(section: str, values: Mapping[str, Any], problems: Problems) -> str | None:
+def _trl_config(section: str, values: Mapping[str, object], problems: Problems) -> str | None:
     """Return the class of TRL whose names the section `training` may hold."""
     name = values.get("objective", TrainingConfig.objective)
     if section != "training" or not isinstance(name, str):

@@ -26,7 +26,7 @@ from cmexam_tune.core.variants import suggest
 STRICT = ConfigDict(strict=True, extra="forbid", defer_build=True)
 
 
-def _as_tuple(value: Any) -> Any:
+def _as_tuple(value: object) -> Any:
     return tuple(value) if isinstance(value, list | tuple) else (value,)
 
 

@@ -135,7 +135,7 @@ def _argument(parameter: inspect.Parameter, text: str) -> tuple[list[str], dict[
     """Return what `ArgumentParser.add_argument` takes: names, and keyword arguments."""
     types, flag = _types(parameter.annotation), _flag(parameter.annotation)
     # What is not on the command line is left to the function's own default.
-    settings: dict[str, Any] = {
+    settings: dict[str, object] = {
         "default": argparse.SUPPRESS,
         "help": ((text or flag.help).removesuffix(".") + _default(parameter)).replace("%", "%%"),
     }
@@ -161,7 +161,7 @@ def _argument(parameter: inspect.Parameter, text: str) -> tuple[list[str], dict[
     return names, settings
 
 
-def _types(annotation: Any) -> list[Any]:
+def _types(annotation: object) -> list[Any]:
     """Return the members of a union, or the one type, without what `Annotated` adds."""
     if get_origin(annotation) is Annotated:
         return _types(get_args(annotation)[0])
@@ -170,7 +170,7 @@ def _types(annotation: Any) -> list[Any]:
     return [annotation]
 
 
-def _flag(annotation: Any) -> Flag:
+def _flag(annotation: object) -> Flag:
     """Return what the `Flag`s in an annotation say, the outer ones before the inner ones."""
     settings: dict[str, Any] = {}
     for part in get_args(annotation):
@@ -253,7 +253,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"error: {printable(message)}\nSee {self.prog} --help.\n")
 
 
-def exactly_one(**flags: Any) -> Any:
+def exactly_one(**flags: object) -> Any:
     """Return the value of the only flag that is given.
 
     Raises:

@@ -81,7 +81,7 @@ def parse_json(text: str, where: str, finite: bool = True) -> Any:
     return value
 
 
-def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, object]:
     """Return a JSON object whose keys are distinct, else raise `ValueError`."""
     values = dict(pairs)
     if len(values) < len(pairs):
@@ -97,7 +97,7 @@ def _finite(text: str) -> float:
     return value
 
 
-def _check_size(value: Any, where: str, most: float) -> None:
+def _check_size(value: object, where: str, most: float) -> None:
     """Refuse a value of more than `MAX_DEPTH` levels, or of more than `most` values, level by level."""
     level, depth, count = [value], 0, 0
     while level:
@@ -111,7 +111,7 @@ def _check_size(value: Any, where: str, most: float) -> None:
         level = [inner for item in level for inner in _inside(item)]
 
 
-def _inside(item: Any) -> list[Any]:
+def _inside(item: object) -> list[Any]:
     if isinstance(item, dict):
         return [*item.values()]
     return [*item] if isinstance(item, list | tuple | set) else []
@@ -181,7 +181,7 @@ def parse_yaml(text: str, where: str) -> Any:
     return value
 
 
-def _check_values(value: Any, where: str) -> None:
+def _check_values(value: object, where: str) -> None:
     if isinstance(value, dict):
         for key, inner in value.items():
             _check_values(key, where)

@@ -171,7 +171,7 @@ def atomic_write(path: str | Path, binary: bool = False) -> Iterator[IO[Any]]:
         part.replace(path)
 
 
-def write_json(path: str | Path, value: Any) -> None:
+def write_json(path: str | Path, value: object) -> None:
     """Write a value as JSON that people can read, whole or not at all."""
     with atomic_write(path) as handle:
         json.dump(value, handle, ensure_ascii=False, indent=2)

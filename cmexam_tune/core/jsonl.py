@@ -64,7 +64,7 @@ def read_objects(path: str | Path, *, unfinished: bool = False) -> Iterator[tupl
             yield number, value
 
 
-def from_object(cls: type[T], value: Mapping[str, Any], where: str) -> T:
+def from_object(cls: type[T], value: Mapping[str, object], where: str) -> T:
     """Build the record `cls` from a JSON object, which may hold more; `where` (file:line) starts the error message."""
     problems = Problems(more_keys=True)
     try:
@@ -114,7 +114,7 @@ def dumps(record: object) -> str:
 
 
 @functools.cache
-def _omitted_defaults(cls: type[Any]) -> dict[str, Any]:
+def _omitted_defaults(cls: type[Any]) -> dict[str, object]:
     fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
     return {f.name: f.default for f in fields if f.metadata.get("omit_if_default")}
 

@@ -38,7 +38,7 @@ def adapter(cls: type) -> "TypeAdapter[Any]":
     return TypeAdapter(cls)
 
 
-def build(cls: type, values: Mapping[str, Any], where: str, problems: Problems, also: Collection[str] = ()) -> Any:
+def build(cls: type, values: Mapping[str, object], where: str, problems: Problems, also: Collection[str] = ()) -> Any:
     """Return the dataclass (or TypedDict) `cls` of `values`, or None after adding their problems to `problems`.
 
     Args:

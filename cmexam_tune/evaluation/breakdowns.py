@@ -200,7 +200,7 @@ def by_length(graded: Iterable[Graded], score: Score) -> list[dict[str, Any]]:
     return rows
 
 
-def confusion(graded: Iterable[Graded]) -> dict[str, Any]:
+def confusion(graded: Iterable[Graded]) -> dict[str, object]:
     """Return how often each answer was given for each right answer, answers of several letters taken together.
 
     The result is {"gold": [letters..., "several"], "predicted": [letters..., "several", "unreadable"],

@@ -16,7 +16,7 @@ _ENGINE = ("engine", "dtype", "attn_implementation")
 _NOT_THE_EXPERIMENT = {"out", "data", "output_dir", "logging_dir", "run_name"}
 
 
-def section(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+def section(values: Mapping[str, object], key: str) -> Mapping[str, Any]:
     """Return the mapping under a key of a JSON object, empty where there is none: the file may be anybody's."""
     value = values.get(key)
     return value if isinstance(value, Mapping) else {}
@@ -30,7 +30,7 @@ class PredictionMetadata:
     """The JSON object as it was written."""
 
     @property
-    def prompt(self) -> Mapping[str, Any]:
+    def prompt(self) -> Mapping[str, object]:
         """The section `prompt` of the run's config."""
         return section(section(self.values, "config"), "prompt")
 
@@ -139,7 +139,7 @@ def computed_differently(before: PredictionMetadata, after: PredictionMetadata) 
     return f"{engines[1]} instead of {engines[0]}"
 
 
-def _without_seeds(value: Any) -> Any:
+def _without_seeds(value: object) -> Any:
     if not isinstance(value, Mapping):
         return value
     return {key: _without_seeds(item) for key, item in value.items() if key not in _SEEDS | _NOT_THE_EXPERIMENT}

@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from cmexam_tune.core.documents import unique
 from cmexam_tune.core.schema import MAX_OPTIONS, MIN_OPTIONS, letters
@@ -204,7 +204,7 @@ class Cells:
             pairs = self._split(_plain(value))
         return self._checked(pairs)
 
-    def _listed(self, items: Sequence[Any]) -> list[tuple[str, str]]:
+    def _listed(self, items: Sequence[object]) -> list[tuple[str, str]]:
         if any(isinstance(item, Mapping) for item in items):
             pairs = [(item.get("key"), item.get("value")) if isinstance(item, Mapping) else ("", "") for item in items]
             return [(_plain(key), _plain(text)) for key, text in pairs]

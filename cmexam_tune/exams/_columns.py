@@ -112,11 +112,11 @@ class Found:
         """Whether there is a column for the field."""
         return self.column[field] is not None
 
-    def value(self, column: str, item: Mapping[str, Any]) -> Any:
+    def value(self, column: str, item: Mapping[str, object]) -> Any:
         """Return the cell of a column."""
         return self._file if column == FILE else item.get(column)
 
-    def one(self, field: str, item: Mapping[str, Any]) -> Any:
+    def one(self, field: str, item: Mapping[str, object]) -> Any:
         """Return the cell of a field, None where the file has no such column."""
         return item.get(self.column[field])
 
@@ -133,7 +133,7 @@ class Columns:
         self._seen: set[str] = set()
         self._unread: list[str] = []
 
-    def of(self, item: Mapping[str, Any]) -> Found:
+    def of(self, item: Mapping[str, object]) -> Found:
         """Return which columns of this row are which field."""
         key = tuple(item)
         if (resolved := self._known.get(key)) is None:
@@ -150,7 +150,7 @@ class Columns:
         names, self._unread = self._unread, []
         return names
 
-    def check(self, item: Mapping[str, Any], needed: Sequence[str]) -> None:
+    def check(self, item: Mapping[str, object], needed: Sequence[str]) -> None:
         """Refuse a file that lacks what is needed.
 
         Raises:
@@ -174,7 +174,7 @@ class Columns:
             )
 
 
-def _other(item: Mapping[str, Any]) -> str:
+def _other(item: Mapping[str, object]) -> str:
     """Say which exam's layout the columns of a row are."""
     names = {plain(name) for name in item}
     for exam, layout in LAYOUTS.items():

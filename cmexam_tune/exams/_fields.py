@@ -105,7 +105,7 @@ def parse_map(text: str, start: Fields | None = None) -> Fields:
         ConfigError: an entry is no `field=column`, a field is unknown or there twice, or stem, options or answer are
             missing.
     """
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     facets, mapped = dict(start.facets) if start else {}, []
     for entry in filter(None, map(str.strip, text.split(","))):
         name, equals, columns = (part.strip() for part in entry.partition("="))
@@ -124,7 +124,7 @@ def parse_map(text: str, start: Fields | None = None) -> Fields:
     return replace(fields, named=tuple(name for name in mapped if name in fields.columns()))
 
 
-def _build(values: Any, where: str) -> Fields:
+def _build(values: object, where: str) -> Fields:
     problems = Problems()
     if not isinstance(values, Mapping):
         raise ConfigError(f"{where}: fields with column names are needed, found {type(values).__name__}.")
@@ -225,7 +225,7 @@ class _File:
                 "If 1 is the first option, say answer_as=number."
             )
 
-    def _id(self, row: int, item: Mapping[str, Any], found: Found, rows: dict[str, int]) -> str:
+    def _id(self, row: int, item: Mapping[str, object], found: Found, rows: dict[str, int]) -> str:
         if not (value := found.one("id", item)) and value != 0:
             if self.published is not None:
                 why = "--answers are joined by id. Files that hold their own answers need a command without --answers."
@@ -270,7 +270,7 @@ class _File:
             facets["question_type"] = printed
         return self.fields.kinds.get(printed) or printed_kind(printed)
 
-    def _answer(self, name: str, cells: Cells, cell: Any, found: Found) -> str | None:
+    def _answer(self, name: str, cells: Cells, cell: object, found: Found) -> str | None:
         """Return the answer, None where it is unpublished."""
         own = cells.answer(cell)
         if self.published is not None:
@@ -300,7 +300,7 @@ def group_label(text: str) -> str:
     return blake2b("".join(text.split()).encode(), digest_size=6).hexdigest()
 
 
-def _texts(item: Mapping[str, Any], found: Found) -> dict[str, str]:
+def _texts(item: Mapping[str, object], found: Found) -> dict[str, str]:
     return {name: Cells().text(found.one(name, item)) or "" for name in ("stem", "answer", "explanation")}
 
 

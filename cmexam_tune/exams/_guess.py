@@ -5,7 +5,6 @@ import re
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from cmexam_tune.core.errors import DataError
 from cmexam_tune.core.schema import MAX_OPTIONS
@@ -109,7 +108,9 @@ def _range(spread: Sequence[str], places: Mapping[str, int]) -> str:
     return f"#{places[first]}..#{places[last]}"
 
 
-def _answer_as(path: Path, answers: Sequence[Any], rows: Sequence[Mapping[str, Any]], spread: Sequence[str]) -> str:
+def _answer_as(
+    path: Path, answers: Sequence[object], rows: Sequence[Mapping[str, object]], spread: Sequence[str]
+) -> str:
     """Return how answers are written; what could be read in two ways is an error, never a guess.
 
     Raises:

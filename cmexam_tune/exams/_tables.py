@@ -92,7 +92,7 @@ def _table(path: Path, rows: Iterable[list[Any]], *, exact: bool = False) -> Ite
         raise DataError(f"{path}: holds no rows, only blank lines.")
 
 
-def _header(path: Path, cells: Iterable[Any]) -> list[str]:
+def _header(path: Path, cells: Iterable[object]) -> list[str]:
     """Return the names of the columns up to the last that has one; a column without a name is called by its place."""
     names = ["" if cell is None else str(cell).strip() for cell in cells]
     while names and not names[-1]:

@@ -7,7 +7,6 @@ kept as the facet `question_type`, which CMB's prompts print.
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from cmexam_tune.core.errors import DataError
 from cmexam_tune.core.schema import Case, Question, Turn
@@ -75,14 +74,14 @@ def read_clin(path: str | Path) -> Iterator[Case]:
         raise DataError(f"{path}: holds no cases.")
 
 
-def _clin_pair(pair: Any, where: str) -> Turn:
+def _clin_pair(pair: object, where: str) -> Turn:
     if not isinstance(pair, dict):
         raise DataError(f"{where}: an object is needed, found {type(pair).__name__}.")
     key = "answer" if "answer" in pair else "solution"
     return Turn(_clin_text(pair, "question", where), _clin_text(pair, key, where))
 
 
-def _clin_text(item: Mapping[str, Any], key: str, where: str) -> str:
+def _clin_text(item: Mapping[str, object], key: str, where: str) -> str:
     text = str(item.get(key, "")).strip()
     if not text:
         raise DataError(f"{where}: {key} is missing or empty. Found: {', '.join(item)}.")

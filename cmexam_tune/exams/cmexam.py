@@ -55,13 +55,13 @@ def read(files: Sequence[Path], answers: Path | None = None, report: Reporter = 
     yield from read_questions(FIELDS, files, None, report, difficulty)
 
 
-def difficulty(path: Path, first: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], dict[str, str]]:
+def difficulty(path: Path, first: Mapping[str, object]) -> Callable[[Mapping[str, Any]], dict[str, str]]:
     """Return what gives a row its difficulty level from the share of exam takers who were right, where there is one."""
     if _RATE not in first or _LEVEL in first:
         return lambda _: {}
     span = _rate_range(path)
 
-    def level(item: Mapping[str, Any]) -> dict[str, str]:
+    def level(item: Mapping[str, object]) -> dict[str, str]:
         rate = _rate(item.get(_RATE))
         return {} if rate is None or span is None else {_LEVEL: str(_level(rate, *span))}
 

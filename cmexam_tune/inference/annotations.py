@@ -152,7 +152,7 @@ def report(proposed: Sequence[Proposal]) -> dict[str, Any]:
     is Cohen's, over the same questions.
     """
     models = list(dict.fromkeys(model for proposal in proposed for model in proposal.by_model))
-    by_facet: dict[str, Any] = {}
+    by_facet: dict[str, object] = {}
     for facet in FACETS:
         of_facet = [proposal for proposal in proposed if proposal.facet == facet]
         names = {model: [proposal.by_model[model] for proposal in of_facet] for model in models}

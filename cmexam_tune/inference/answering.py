@@ -93,7 +93,7 @@ def run_missing(
     *,
     open_engine: Callable[[], EngineT],
     batch_size: int,
-    cost: Callable[[T], Any],
+    cost: Callable[[T], object],
     name: str = "predict",
 ) -> None:
     """Answer what an open file lacks, append each record as it arrives, and sort the file by `keys`.

@@ -22,7 +22,7 @@ BLOCKS, BLOCK = 1024, 64
 
 def provenance(
     config: Config, questions: str | Path, run: Path | None, shots: Sequence[str | Path] = ()
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return what predictions come from; `shots` are the files that examples are drawn from."""
     return {
         **of_model(config, run),
@@ -33,7 +33,7 @@ def provenance(
     }
 
 
-def of_model(config: Config, run: Path | None) -> dict[str, Any]:
+def of_model(config: Config, run: Path | None) -> dict[str, object]:
     """Return what outputs of a model come from, whatever it was asked."""
     model = config.model
     return {

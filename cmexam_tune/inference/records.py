@@ -67,7 +67,7 @@ class ResumableFile:
     def __init__(
         self,
         path: str | Path,
-        meta: Mapping[str, Any],
+        meta: Mapping[str, object],
         overwrite: bool = False,
         processes: Processes | None = None,
         *,
@@ -284,7 +284,7 @@ def _read_note(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        note: dict[str, Any] = documents.read_json(path, "note of predict")
+        note: dict[str, object] = documents.read_json(path, "note of predict")
         jsonl.from_object(Note, note, str(path))
     except UserError as error:
         raise UserError(f"{error} It was not written by predict. Choose another --out, or move it away.") from None

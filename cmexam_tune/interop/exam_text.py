@@ -35,6 +35,6 @@ class ExamText(evaluate.Metric):  # type: ignore[misc]
             features=datasets.Features({"predictions": text, "references": text}),
         )
 
-    def _compute(self, predictions: list[str], references: list[str], unit: str = "char") -> dict[str, Any]:
+    def _compute(self, predictions: list[str], references: list[str], unit: str = "char") -> dict[str, object]:
         stats = text_metrics.pair_statistics(predictions, references, unit=unit)
         return {**text_metrics.aggregate(stats), "signature": text_metrics.signature(unit)}

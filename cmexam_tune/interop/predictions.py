@@ -188,7 +188,7 @@ def _foreign(row: _Row, name: str, question: Question | None) -> Prediction:
     return Prediction(name, outputs[0], votes=tuple(outputs) if len(outputs) > 1 else ())
 
 
-def _outputs(value: Any, question: Question | None) -> list[str] | None:
+def _outputs(value: object, question: Question | None) -> list[str] | None:
     """Return the text, or the texts, in what a tool stores as its output; None where there is none."""
     if value is None:
         return [""]
@@ -241,7 +241,7 @@ def _whole_file(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         )
 
 
-def _inspect(path: Path, samples: Sequence[Any]) -> Iterator[tuple[int, dict[str, Any]]]:
+def _inspect(path: Path, samples: Sequence[object]) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (number from 1, row) for each sample of a log; what several epochs wrote for it is one list of outputs."""
     rows: dict[str | int, dict[str, Any]] = {}
     for number, sample in enumerate(samples, 1):

@@ -275,7 +275,7 @@ def _is_multiple(question: Question) -> bool:
     return question.kind == "multiple" or len(question.answer or "") > 1
 
 
-def _mcq(question: Question, multiple: bool) -> dict[str, Any]:
+def _mcq(question: Question, multiple: bool) -> dict[str, object]:
     """Return a row of general_mcq, which numbers options from A without gaps: a missing letter gets no text."""
     last = max(question.options)
     if last > _LAST:
@@ -289,7 +289,7 @@ def _mcq(question: Question, multiple: bool) -> dict[str, Any]:
     }
 
 
-def _text(path: Path, words: str, **values: Any) -> None:
+def _text(path: Path, words: str, **values: object) -> None:
     path.write_text(words.format(**values), encoding="utf-8")
 
 

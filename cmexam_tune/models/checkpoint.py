@@ -284,7 +284,7 @@ def _is_valid(settings: Any) -> bool:
     return True
 
 
-def _quantised(model: ModelConfig) -> dict[str, Any]:
+def _quantised(model: ModelConfig) -> dict[str, object]:
     """Return what makes transformers load the weights in 4 bits (Dettmers et al. 2023, arXiv:2305.14314)."""
     if not model.load_in_4bit:
         return {}
@@ -337,5 +337,5 @@ def location(model: ModelConfig) -> str:
     return str(path) if path.is_dir() else model.model_name_or_path
 
 
-def _source(model: ModelConfig) -> dict[str, Any]:
+def _source(model: ModelConfig) -> dict[str, object]:
     return {"revision": model.revision, "trust_remote_code": model.trust_remote_code}

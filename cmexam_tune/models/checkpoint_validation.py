@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from cmexam_tune.core import documents
 from cmexam_tune.core.errors import UserError
@@ -63,7 +62,7 @@ def check(folder: Path) -> None:
                 _check_index(path, values)
 
 
-def _check_sizes(path: Path, values: Mapping[str, Any]) -> None:
+def _check_sizes(path: Path, values: Mapping[str, object]) -> None:
     for key in SIZES:
         value = values.get(key)
         if value is None:
@@ -75,7 +74,7 @@ def _check_sizes(path: Path, values: Mapping[str, Any]) -> None:
         raise UserError(f"{path}: model_type is {values['model_type']!r:.40}, a name is needed.")
 
 
-def _check_ends(path: Path, values: Mapping[str, Any]) -> None:
+def _check_ends(path: Path, values: Mapping[str, object]) -> None:
     for key in [key for key in values if key.endswith("_token_id") or key == "num_image_tokens"]:
         ids = values[key]
         for number in ids if isinstance(ids, list) else [ids]:
@@ -85,7 +84,7 @@ def _check_ends(path: Path, values: Mapping[str, Any]) -> None:
                 raise UserError(f"{path}: {key} is {ids!r:.40}, numbers of tokens are needed.")
 
 
-def _check_index(path: Path, values: Mapping[str, Any]) -> None:
+def _check_index(path: Path, values: Mapping[str, object]) -> None:
     """Every shard is a plain file name: an index must not make us read another file of the user's."""
     shards = values.get("weight_map")
     if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):

@@ -147,7 +147,7 @@ class Engine(Protocol):
     def usage(self) -> Usage | None:
         """What was sent and received so far; None for a model in this process."""
 
-    def effective_generation_config(self) -> dict[str, Any]:
+    def effective_generation_config(self) -> dict[str, object]:
         """Return how answers are made, whatever decided it, as JSON holds it: for the note beside the predictions."""
 
     def answer(self, requests: Sequence[PromptRequest]) -> Iterator[Completion]:

@@ -117,7 +117,7 @@ def rng_states() -> Any:
     return _module().get_rng_state_all() if is_accelerated() else []
 
 
-def set_rng_states(states: Any) -> None:
+def set_rng_states(states: object) -> None:
     """Put random states back."""
     if states:
         _module().set_rng_state_all(states)

@@ -67,7 +67,7 @@ def check(file: Path) -> None:
         )
 
 
-def read_config(file: Path) -> dict[str, Any]:
+def read_config(file: Path) -> dict[str, object]:
     """Return what the file says in place of a config.json.
 
     Raises:
@@ -77,7 +77,7 @@ def read_config(file: Path) -> dict[str, Any]:
 
 
 @functools.lru_cache(maxsize=4)
-def _config(file: Path, modified: int) -> Mapping[str, Any]:
+def _config(file: Path, modified: int) -> Mapping[str, object]:
     """Walking a vocabulary takes seconds, and config, tokenizer and weights ask for it."""
     from transformers import PreTrainedConfig
 

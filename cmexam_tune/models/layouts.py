@@ -47,7 +47,7 @@ class SplitHeads(ConversionOps):
         self.heads = heads
 
     def convert(
-        self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **kwargs: Any
+        self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **kwargs: object
     ) -> dict[str, torch.Tensor]:
         """Return the blocks; transformers hands over `config` by keyword, and tensors alone or in lists."""
         (fused,) = input_dict.values()

@@ -112,7 +112,7 @@ def bounded() -> Iterator[None]:
     """
     lines_left = MAX_LINES
 
-    def count(frame: FrameType, event: str, argument: Any) -> Any:
+    def count(frame: FrameType, event: str, argument: object) -> Any:
         nonlocal lines_left
         # Returning None leaves the lines of this frame, which is no template, untraced.
         if frame.f_code.co_filename != JINJA_CODE:
@@ -172,7 +172,7 @@ def _compiled(source: str) -> Template:
     return _ENVIRONMENT.from_string(source)
 
 
-def _filled(source: str, system: str | None, **variables: Any) -> str:
+def _filled(source: str, system: str | None, **variables: object) -> str:
     return _compiled(source).render(default_system=system, **variables)
 
 

@@ -374,7 +374,7 @@ def _pairs(right: Sequence[Verdict], wrong: Sequence[Verdict], wanted: Wanted) -
             yield pair
 
 
-def _provenance(metadata: PredictionMetadata, votes: Path) -> dict[str, Any]:
+def _provenance(metadata: PredictionMetadata, votes: Path) -> dict[str, object]:
     """Return where outputs come from, as far as the note beside them says."""
     config = prediction_metadata.section(metadata.values, "config")
     model, generation = (prediction_metadata.section(config, name) for name in ("model", "generation"))

@@ -3,7 +3,6 @@
 import html
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 from cmexam_tune.core.schema import Question
 from cmexam_tune.quality.selection import KEPT, OUTCOMES, Funnel, Selection, Verdict
@@ -69,7 +68,7 @@ def _section(title: str, entries: Sequence[str]) -> str:
     return f"<details><summary>{html.escape(title)} (first {len(entries)})</summary>{''.join(entries)}</details>"
 
 
-def _row(row: dict[str, Any]) -> str:
+def _row(row: dict[str, object]) -> str:
     texts = [f"{name}: {row[name]}" for name in ("chosen", "rejected", "explanation", "pass_rate") if row.get(name)]
     return _entry(f"{row['id']}, answer {row['answer']}", f"{row['stem']}\n" + "\n".join(texts))
 

@@ -158,7 +158,7 @@ def rows(suspects: Sequence[Suspect], questions: Sequence[Question]) -> list[dic
     ]
 
 
-def reviewed(sheet: ReviewSheet, name: str, questions: Sequence[Question]) -> list[dict[str, Any]]:
+def reviewed(sheet: ReviewSheet, name: str, questions: Sequence[Question]) -> list[dict[str, object]]:
     """Return the entries of errata.yaml that people's verdicts in a sheet come to, one for each reviewer and verdict.
 
     Args:

@@ -3,7 +3,6 @@
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.evaluation.significance import mean_std
@@ -75,11 +74,11 @@ def simulated(name: str, questions: Sequence[Question], seeds: int = SEEDS) -> l
     return runs
 
 
-def compute(questions: Sequence[Question], seeds: int = SEEDS) -> dict[str, dict[str, Any]]:
+def compute(questions: Sequence[Question], seeds: int = SEEDS) -> dict[str, dict[str, object]]:
     """Return {baseline: {"expected":, "mean":, "std":, "seeds":}}, accuracies in percent; empty without answers."""
     if not any(question.answer for question in questions):
         return {}
-    table: dict[str, dict[str, Any]] = {}
+    table: dict[str, dict[str, object]] = {}
     for name in NAMES:
         table[name] = {"expected": expected(name, questions)}
         if name == "majority":

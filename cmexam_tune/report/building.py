@@ -1,7 +1,6 @@
 """The report of an evaluation: every number that its pages show, computed once."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from cmexam_tune.evaluation import breakdowns, scorers
 from cmexam_tune.evaluation.graded import Graded
@@ -13,7 +12,7 @@ from cmexam_tune.report.full_report import FullReport, Published
 def build(
     graded: Sequence[Graded],
     scorer: str | Scorer,
-    provenance: Mapping[str, Any],
+    provenance: Mapping[str, object],
     name: str = "this run",
     published: Published | None = None,
     *,

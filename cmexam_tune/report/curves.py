@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from cmexam_tune.report.table import Text, for_page
 
@@ -16,7 +15,7 @@ class Figure:
     names: Mapping[str, Text]
     """Name in log.jsonl -> what the page calls it."""
 
-    def page(self) -> dict[str, Any]:
+    def page(self) -> dict[str, object]:
         """Return what the page's script reads."""
         names = {name: for_page(words) for name, words in self.names.items()}
         return {"key": self.key, "title": for_page(self.title), "names": names}

@@ -67,11 +67,11 @@ def identify(metadata: PredictionMetadata, questions: str, n: int, profile: str,
     )
 
 
-def _text(value: Any) -> str | None:
+def _text(value: object) -> str | None:
     return str(portable(value)) if isinstance(value, str) and value else None
 
 
-def provenance(sources: Mapping[str, Sequence[str | Path]]) -> dict[str, Any]:
+def provenance(sources: Mapping[str, Sequence[str | Path]]) -> dict[str, object]:
     """Return what report.json says under `provenance`: checksums of the files, how predictions were made, versions.
 
     Args:
@@ -87,14 +87,14 @@ def provenance(sources: Mapping[str, Sequence[str | Path]]) -> dict[str, Any]:
     }
 
 
-def _origin(path: Path) -> dict[str, Any]:
-    origin: dict[str, Any] = {"path": portable(str(path)), "sha256": files.sha256(path)}
+def _origin(path: Path) -> dict[str, object]:
+    origin: dict[str, object] = {"path": portable(str(path)), "sha256": files.sha256(path)}
     if metadata := prediction_metadata.read(path):
         origin["made_by"] = portable(metadata.values)
     return origin
 
 
-def portable(value: Any) -> Any:
+def portable(value: object) -> Any:
     """Return JSON without the folders of this machine: of an absolute path its last part is left."""
     if isinstance(value, Mapping):
         return {key: portable(item) for key, item in value.items()}

@@ -192,7 +192,7 @@ def published_table(published: Published) -> Table:
     return Table(head, lines, published.source, note)
 
 
-def _printed(row: Mapping[str, Any], key: str) -> str:
+def _printed(row: Mapping[str, object], key: str) -> str:
     if key not in row:
         return "-"
     return str(row[key]) + (f" ± {row[f'{key}_std']}" if f"{key}_std" in row else "")
@@ -386,7 +386,7 @@ _PARTS: tuple[tuple[str, str, str, Callable[[Board, int], str]], ...] = (
 )
 
 
-def numbers(boards: Sequence[Board]) -> list[dict[str, Any]]:
+def numbers(boards: Sequence[Board]) -> list[dict[str, object]]:
     """Return leaderboard.json: everything that the page shows, as numbers."""
     return [
         {

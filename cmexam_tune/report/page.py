@@ -93,7 +93,7 @@ def page(report: FullReport, runs: Runs) -> str:
     return html_page(title, body, style=style, root='lang="en" data-lang="en"')
 
 
-def _pairs(runs: Mapping[str, Sequence[Graded]]) -> list[dict[str, Any]]:
+def _pairs(runs: Mapping[str, Sequence[Graded]]) -> list[dict[str, object]]:
     """Return for each two runs how many questions only one of them answered right, and McNemar's exact p."""
     right = [{item.question.id for item in graded if item.correct} for graded in runs.values()]
     pairs = []
@@ -192,7 +192,7 @@ def _cut(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[:limit]}… ({len(text):,} characters in all)"
 
 
-def _pack(value: Any, count: int) -> Any:
+def _pack(value: object, count: int) -> Any:
     if count <= PLAIN:
         return value
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))

@@ -63,7 +63,7 @@ class Section:
     title: Text | None = None
     """Heading on the page, which shows tables and bars as they are; None: the page has a script of its own for it."""
 
-    def page(self, numbers: Any) -> dict[str, Any]:
+    def page(self, numbers: object) -> dict[str, object]:
         """Return what the page's script draws of a section without a script of its own."""
         return {
             "key": self.key,
@@ -73,7 +73,7 @@ class Section:
         }
 
 
-def compute(evaluation: Evaluation) -> dict[str, Any]:
+def compute(evaluation: Evaluation) -> dict[str, object]:
     """Return key -> numbers of every section that has something to say."""
     computed = {section.key: section.compute(evaluation) for section in SECTIONS}
     return {key: numbers for key, numbers in computed.items() if numbers is not None}
@@ -136,7 +136,7 @@ def _scores(title: str, columns: Sequence[str], scores: Mapping[str, Scores]) ->
     return Table(("", *map(short, columns)), lines, title)
 
 
-def _line(name: str, scores: Mapping[str, Any], columns: Sequence[str]) -> tuple[str, ...]:
+def _line(name: str, scores: Mapping[str, object], columns: Sequence[str]) -> tuple[str, ...]:
     return (name, *(cell(key, scores.get(key)) for key in columns))
 
 
@@ -189,13 +189,13 @@ def cut_off(report: FullReport) -> Table:
     return Table(("", "outputs", "cut off", "while thinking"), lines, "Outputs cut off by their limit")
 
 
-def _guessing(guesses: Mapping[str, Mapping[str, Any]]) -> list[Table]:
+def _guessing(guesses: Mapping[str, Mapping[str, object]]) -> list[Table]:
     lines = tuple((BASELINES[name], cell("", guess["expected"]), _simulated(guess)) for name, guess in guesses.items())
     head = ("", "expected accuracy", "simulated")
     return [Table(head, lines, "Guessing on the same questions")] if guesses else []
 
 
-def _simulated(guess: Mapping[str, Any]) -> str:
+def _simulated(guess: Mapping[str, object]) -> str:
     if "mean" not in guess:
         return f"always {guess['answer']}"
     return f"{guess['mean']:.2f} ± {guess['std']:.2f} ({guess['seeds']} seeds)"
@@ -313,7 +313,7 @@ def label(group: Cell | Name) -> str:
     return first if first == group.zh else f"{first} {group.zh}"
 
 
-def _lengths(bins: Sequence[Mapping[str, Any]]) -> list[Table]:
+def _lengths(bins: Sequence[Mapping[str, object]]) -> list[Table]:
     lines = tuple(
         (f"{b['from']}-{b['to'] or ''}", str(b["n"]), cell("", b["accuracy"]), cell("", b["accuracy_ci"])) for b in bins
     )

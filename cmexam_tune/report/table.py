@@ -5,7 +5,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from cmexam_tune.core.cli import printable
 from cmexam_tune.report.html_page import in_both
@@ -77,7 +77,7 @@ class Bar(NamedTuple):
     marks: Mapping[str, float] = {}
     """Name -> another value that is marked on the same line."""
 
-    def page(self) -> dict[str, Any]:
+    def page(self) -> dict[str, object]:
         """Return the bar as the page's script reads it."""
         marks = [{"name": for_page(name), "at": at} for name, at in self.marks.items()]
         return {"label": for_page(self.label), "value": self.value, "interval": list(self.interval), "marks": marks}
@@ -148,7 +148,7 @@ class Table:
             f'<div class="scroll"><table class="sort">{table}</div>{note}' if two_languages else f"<table>{table}{note}"
         )
 
-    def page(self) -> dict[str, Any]:
+    def page(self) -> dict[str, object]:
         """Return the table as the script of the report's page reads it, in both languages."""
         return {
             "title": for_page(self.title),
@@ -226,7 +226,7 @@ def short(key: str) -> str:
     return HEADINGS[key].short if key in HEADINGS else key
 
 
-def cell(key: str, value: Any) -> str:
+def cell(key: str, value: object) -> str:
     """Return a number as the tables print it: two decimals, fractions in percent."""
     if value is None:
         return "-"

@@ -58,7 +58,7 @@ def build(config: Config, output_dir: Path) -> TrainingArguments:
     return arguments
 
 
-def _values(config: Config, objective: objectives.Objective, card: "Card") -> dict[str, Any]:
+def _values(config: Config, objective: objectives.Objective, card: "Card") -> dict[str, object]:
     """Return the keyword arguments of `TrainingArguments`: the recipe's, with what the card and this project decide."""
     values = {**objective.defaults, **config.training.arguments}
     values |= choose_precision(values, card, config.model.dtype)
@@ -114,7 +114,7 @@ def accumulation(config: Config, objective: objectives.Objective) -> int:
     return rows // (micro * world)
 
 
-def _construct(objective: objectives.Objective, output_dir: Path, values: Mapping[str, Any]) -> TrainingArguments:
+def _construct(objective: objectives.Objective, output_dir: Path, values: Mapping[str, object]) -> TrainingArguments:
     try:
         arguments = _class_of(objective)(output_dir=str(output_dir), **values)
         if arguments.torch_compile_mode is not None:  # else looked at in the first step
@@ -230,7 +230,7 @@ class Card:
         return cls(key, True, not key.startswith("V100"), memory, key not in WITHOUT_4BIT)
 
 
-def choose_precision(values: Mapping[str, Any], card: Card, weights_dtype: str = "auto") -> dict[str, bool]:
+def choose_precision(values: Mapping[str, object], card: Card, weights_dtype: str = "auto") -> dict[str, bool]:
     """Return `bf16` and `fp16` for `TrainingArguments`: what the user set, else what suits the card.
 
     Args:

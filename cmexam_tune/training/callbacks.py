@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from cmexam_tune.core import jsonl
 from cmexam_tune.core.progress import Progress, duration
@@ -36,7 +36,9 @@ class FirstStep(TrainerCallback):
     def __init__(self, action: Callable[[], None]) -> None:
         self._action: Callable[[], None] | None = action
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         """Call the function and forget it."""
         if self._action is not None:
             self._action()
@@ -49,19 +51,30 @@ class JsonlLog(TrainerCallback):
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         """Drop what a killed run has logged after the checkpoint that is resumed from."""
         if not state.is_world_process_zero or not self.path.exists():
             return
         entries = [entry for entry in read_log(self.path) if entry["step"] <= state.global_step]
         jsonl.write(self.path, entries, overwrite=True)
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> TrainerControl:
         """Log the first and the last step too, so that a short run has a curve."""
         control.should_log = control.should_log or state.global_step in (1, state.max_steps)
         return control
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **kwargs: object,
+    ) -> None:
         """Append one entry."""
         if not state.is_world_process_zero:
             return
@@ -72,7 +85,7 @@ class JsonlLog(TrainerCallback):
             handle.write(json.dumps(entry, allow_nan=False) + "\n")
 
 
-def is_broken(value: Any) -> bool:
+def is_broken(value: object) -> bool:
     """Return whether something is no finite number though it is a float."""
     return isinstance(value, float) and not math.isfinite(value)
 
@@ -85,14 +98,16 @@ class Screen(TrainerCallback):
         self._progress: Progress | None = None
         self._started, self._tokens = 0.0, 0
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         """Begin at the step that is resumed from."""
         self._started, self._tokens = time.monotonic(), self.trainer.tokens_done
         self._progress = Progress(
             "train", "steps", state.max_steps, done=state.global_step, shown=not args.disable_tqdm
         )
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Count the step."""
         if self._progress is not None:
             rate = f"lr {kwargs['optimizer'].param_groups[0]['lr']:.1e}"
@@ -100,14 +115,21 @@ class Screen(TrainerCallback):
             self._progress.move(state.global_step - self._progress.done, facts)
 
     def on_evaluate(
-        self, args: Any, state: Any, control: Any, metrics: dict[str, float] | None = None, **kwargs: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: dict[str, float] | None = None,
+        **kwargs: object,
     ) -> None:
         """Show the loss and accuracy of an evaluation."""
         if self._progress is not None:
             shown = [EVALUATED[name].format(value) for name, value in (metrics or {}).items() if name in EVALUATED]
             self._progress.say(f"step {state.global_step}: {', '.join(shown)}")
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         """Show how many steps were taken, in what time, and the last loss."""
         if self._progress is not None:
             self._progress.close()
@@ -143,7 +165,9 @@ class StopOnRequest(TrainerCallback):
     def __init__(self, trainer: "SafeTrainer") -> None:
         self.trainer = trainer
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> TrainerControl:
         """Ask the Trainer to save and stop."""
         resumable = state.global_step % self.trainer.resumable_every == 0
         if resumable and self.trainer.stop_agreed and state.global_step < state.max_steps:

@@ -268,7 +268,7 @@ def remedies(config: Config, card: arguments.Card) -> str:
     return ", ".join(setting for setting, applies in settings.items() if applies)
 
 
-def out_of_memory(config: Config, model: Any, data: TrainingData, world: int, error: BaseException) -> str:
+def out_of_memory(config: Config, model: object, data: TrainingData, world: int, error: BaseException) -> str:
     """Return the message for a training that met the end of its card's memory: numbers, and what to change."""
     card, stage = arguments.Card.here(), stage_of(config)
     foreseen = ""

@@ -44,7 +44,9 @@ class LabelLogits:
         self._hidden = chosen if self._only_first else None
         return (chosen[: 1 if self._only_first else None].unsqueeze(0), *arguments[1:])
 
-    def __call__(self, model: nn.Module, inputs: dict[str, Any], labels: torch.Tensor) -> tuple[Any, torch.Tensor]:
+    def __call__(
+        self, model: nn.Module, inputs: dict[str, torch.Tensor], labels: torch.Tensor
+    ) -> tuple[Any, torch.Tensor]:
         """Run the model and return (logits [n, vocabulary], targets [n]) of the n labels.
 
         Position i of a row predicts `labels[:, i + 1]` (labels: [rows, tokens], -100 = none). Without any label one
@@ -65,7 +67,11 @@ class LabelLogits:
         return logits.squeeze(0), targets.to(logits.device, non_blocking=True)
 
     def loss(
-        self, model: nn.Module, inputs: dict[str, Any], labels: torch.Tensor, criterion: Criterion | None = None
+        self,
+        model: nn.Module,
+        inputs: dict[str, torch.Tensor],
+        labels: torch.Tensor,
+        criterion: Criterion | None = None,
     ) -> torch.Tensor:
         """Run the model and return the sum of the criterion, or else of the cross-entropy, over the labels.
 

@@ -108,7 +108,7 @@ class PolicyTrainer(TRLTrainer, GRPOTrainer):  # type: ignore[misc]
         """Return a term as TRL calls it."""
 
         def term(
-            prompts: list[str], completions: list[str], completion_ids: list[Ids], trainer_state: Any, **_: Any
+            prompts: list[str], completions: list[str], completion_ids: list[Ids], trainer_state: Any, **_: object
         ) -> list[float]:
             limit, ends = int(cast(Any, self.args).max_completion_length), {*self.eos_token_ids}
             return [
@@ -124,7 +124,7 @@ class PolicyTrainer(TRLTrainer, GRPOTrainer):  # type: ignore[misc]
         term.__name__ = name
         return term
 
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, object]:
         """Let groups teach nothing whose outputs are all right or all wrong, and measure what is told.
 
         Whatever the other terms say: of a group that is all wrong only the differences of form would be learnt, at full
@@ -158,7 +158,7 @@ class PolicyTrainer(TRLTrainer, GRPOTrainer):  # type: ignore[misc]
         return output
 
 
-def _rollout(prompts: list[str], trainer: PolicyTrainer) -> dict[str, Any]:
+def _rollout(prompts: list[str], trainer: PolicyTrainer) -> dict[str, object]:
     """Write an output for each prompt: by our decoder, or by the engine that TRL is told to use."""
     args: Any = trainer.args
     ids, logprobs = trainer.prompt_ids(prompts), None

@@ -29,7 +29,7 @@ class PreferenceTrainer(TRLTrainer, DPOTrainer):  # type: ignore[misc]
             task, [question for question, _, _ in pairs], train_dataset=placeholder, eval_dataset=placeholder
         )
 
-    def _prepare_dataset(self, dataset: Any, processing_class: Any, args: Any, dataset_name: str) -> Dataset:
+    def _prepare_dataset(self, dataset: object, processing_class: object, args: Any, dataset_name: str) -> Dataset:
         """Return the pairs as tokens: prompts as they are asked, completions as they are learnt, with EOS.
 
         Raises:
@@ -60,7 +60,7 @@ class PreferenceTrainer(TRLTrainer, DPOTrainer):  # type: ignore[misc]
         share = f", preferred {sum(accuracies) / len(accuracies):.2f}" if accuracies else ""
         return f"{super().shown()}{share}"
 
-    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: object = None) -> torch.Tensor:
         """Count the tokens of a micro-batch, and run it."""
         self.tokens_done += int(processes.total((float(inputs["attention_mask"].sum()),), self.args.device)[0])
         return super().training_step(model, inputs, num_items_in_batch)

@@ -41,11 +41,11 @@ def total(values: tuple[float, ...], device: torch.device) -> tuple[float, ...]:
     return tuple(sums.tolist())
 
 
-def gather(value: Any) -> list[Any]:
+def gather(value: object) -> list[Any]:
     """Return the objects of all processes, by rank."""
     if not is_distributed():
         return [value]
-    values: list[Any] = [None] * dist.get_world_size()
+    values: list[object] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
 

@@ -139,7 +139,7 @@ class SafeTrainer(Trainer):
         if degenerated:
             self._stop_training()
 
-    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
+    def _get_grad_norm(self, model: nn.Module, grad_norm: object = None) -> Any:
         """Judge the norm of all gradients of a step before clipping; it is the same on all processes, so all agree."""
         base: Any = super()
         raw = base._get_grad_norm(model, grad_norm=grad_norm)
@@ -175,7 +175,7 @@ class SafeTrainer(Trainer):
     # Evaluation
 
     def evaluate(
-        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
+        self, eval_dataset: object = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
         """Return and log what `validation_metrics` measures; nothing of it changes the training that follows."""
         started = time.monotonic()
@@ -230,7 +230,7 @@ class SafeTrainer(Trainer):
         if self.args.should_save:
             checkpoints.write_weights(Path(output_dir or self.run_folder), state_dict)
 
-    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+    def _save_checkpoint(self, model: nn.Module, trial: object) -> None:
         """Let the Trainer write into a staging folder, then rename it: a kill leaves a whole checkpoint or none."""
         if self.state.global_step % self.resumable_every:
             return  # in the middle of what cannot be drawn again
@@ -275,7 +275,9 @@ class SafeTrainer(Trainer):
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         checkpoints.read_weights(Path(resume_from_checkpoint), self.unwrapped_model)
 
-    def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None) -> Any:
+    def _prepare_for_training(
+        self, max_steps: int, train_dataloader: object, resume_from_checkpoint: str | None
+    ) -> Any:
         """Wrap model and optimizer; with DeepSpeed also resume, which the Trainer does for models of PEFT only."""
         base: Any = super()
         if not self.is_deepspeed_enabled:

@@ -84,7 +84,7 @@ class ExamTrainer(SafeTrainer):
 
     # One optimizer step
 
-    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: object = None) -> torch.Tensor:
         """Run forward and backward over the micro-batches of a step.
 
         Returns:
@@ -134,7 +134,9 @@ class ExamTrainer(SafeTrainer):
             for name, value in inputs.items()
         }
 
-    def loss_of(self, model: nn.Module, inputs: dict[str, Any], *, num_targets: int, step_targets: int) -> torch.Tensor:
+    def loss_of(
+        self, model: nn.Module, inputs: dict[str, torch.Tensor], *, num_targets: int, step_targets: int
+    ) -> torch.Tensor:
         """Return a micro-batch's part of the mean loss over all targets of a step.
 
         Args:

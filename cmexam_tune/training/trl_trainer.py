@@ -21,7 +21,7 @@ from cmexam_tune.training.task import Task
 class TRLTrainer(SafeTrainer):
     """Stands in front of a trainer of TRL: `class PolicyTrainer(TRLTrainer, GRPOTrainer)`."""
 
-    def __init__(self, task: Task, questions: Sequence[Question], **options: Any) -> None:
+    def __init__(self, task: Task, questions: Sequence[Question], **options: object) -> None:
         """Take what is trained, and the questions that it is trained on; `options` go to TRL's trainer."""
         self.questions = questions
         decoder = task.family.engine(task.loaded, task.config)
@@ -36,7 +36,7 @@ class TRLTrainer(SafeTrainer):
     def _send_telemetry(self) -> None:
         """Send nothing: what is trained here is nobody else's business."""
 
-    def create_model_card(self, *arguments: Any, **options: Any) -> None:
+    def create_model_card(self, *arguments: object, **options: object) -> None:
         """Write none: TRL's would lie in the folder that checkpoints are staged in, under TRL's names for things."""
 
     def requests(self, questions: Sequence[Question]) -> list[PromptRequest]:

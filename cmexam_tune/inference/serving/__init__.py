@@ -8,7 +8,7 @@ import json
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from pydantic import BaseModel, ConfigDict
 
@@ -98,7 +98,7 @@ class ProtocolRequest(BaseModel):
 
     @staticmethod
     @abstractmethod
-    def error(refused: Refused) -> dict[str, Any]:
+    def error(refused: Refused) -> dict[str, object]:
         """Return the body of an answer that says why there is none."""
 
     @abstractmethod
@@ -110,7 +110,7 @@ class ProtocolRequest(BaseModel):
         """
 
     @abstractmethod
-    def answer(self, completions: "Sequence[Completion]", name: str) -> dict[str, Any]:
+    def answer(self, completions: "Sequence[Completion]", name: str) -> dict[str, object]:
         """Return what the model called `name` wrote, `n` completions of each prompt in the order of the prompts."""
 
     @abstractmethod
@@ -122,6 +122,6 @@ class ProtocolRequest(BaseModel):
         """
 
 
-def event(content: Mapping[str, Any]) -> str:
+def event(content: Mapping[str, object]) -> str:
     """Return a server-sent event."""
     return f"data: {json.dumps(content, ensure_ascii=False)}\n\n"

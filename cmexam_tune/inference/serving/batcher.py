@@ -104,7 +104,7 @@ class DynamicBatcher:
     def _write(self, batch: Sequence[Pending]) -> None:
         import torch
 
-        def halted(ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        def halted(ids: torch.Tensor, scores: object, **kwargs: object) -> torch.Tensor:
             nobody = all(pending.abandoned for pending in batch)
             return torch.full((len(ids),), nobody, dtype=torch.bool, device=ids.device)
 

@@ -27,12 +27,12 @@ MAX_TOP = 20
 SERVER_ERRORS = (500, 504)
 
 
-def _integer(value: Any) -> Any:
+def _integer(value: object) -> Any:
     # JSON has one type of numbers: 8.0 is what some clients write for 8.
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _is_ids(value: Any) -> bool:
+def _is_ids(value: object) -> bool:
     # bool is an int in Python: `true` would be token 1.
     return isinstance(value, list) and all(type(token) is int and token >= 0 for token in value) and bool(value)
 
@@ -45,10 +45,10 @@ def _prompts(value: Any) -> Any:
     return [prompt if isinstance(prompt, str) else TokenIds(tuple(prompt)) for prompt in values]
 
 
-def only(neutral: Any) -> AfterValidator:
+def only(neutral: object) -> AfterValidator:
     """Return the check of a field that is not supported: any value but the one that asks for nothing is refused."""
 
-    def check(value: Any) -> Any:
+    def check(value: object) -> Any:
         if value != neutral:
             raise ValueError(f"only {neutral!r} is possible here")
         return value
@@ -117,22 +117,22 @@ class OpenAIRequest(ProtocolRequest):
     structured_outputs: StructuredOutputs | None = None
 
     # They change no answer, whatever they hold.
-    user: Any = None
-    store: Any = None
-    metadata: Any = None
-    parallel_tool_calls: Any = None
-    service_tier: Any = None
-    safety_identifier: Any = None
-    prompt_cache_key: Any = None
+    user: object = None
+    store: object = None
+    metadata: object = None
+    parallel_tool_calls: object = None
+    service_tier: object = None
+    safety_identifier: object = None
+    prompt_cache_key: object = None
 
     # They would change answers and are not supported.
-    best_of: Annotated[Any, only(1)] = None
-    presence_penalty: Annotated[Any, only(0)] = None
-    frequency_penalty: Annotated[Any, only(0)] = None
-    logit_bias: Annotated[Any, only({})] = None
-    tools: Annotated[Any, only([])] = None
-    tool_choice: Annotated[Any, only("none")] = None
-    response_format: Annotated[Any, only({"type": "text"})] = None
+    best_of: Annotated[object, only(1)] = None
+    presence_penalty: Annotated[object, only(0)] = None
+    frequency_penalty: Annotated[object, only(0)] = None
+    logit_bias: Annotated[object, only({})] = None
+    tools: Annotated[object, only([])] = None
+    tool_choice: Annotated[object, only("none")] = None
+    response_format: Annotated[object, only({"type": "text"})] = None
 
     @abstractmethod
     def prompts(self) -> Sequence[Prompt]:
@@ -143,15 +143,15 @@ class OpenAIRequest(ProtocolRequest):
         """Return how many of the most probable tokens are wanted at each place; None: no log-probabilities."""
 
     @abstractmethod
-    def content(self, completion: "Completion") -> dict[str, Any]:
+    def content(self, completion: "Completion") -> dict[str, object]:
         """Return the text of a choice of a whole answer."""
 
     @abstractmethod
-    def delta(self, text: str | None, first: bool) -> dict[str, Any]:
+    def delta(self, text: str | None, first: bool) -> dict[str, object]:
         """Return more text of a choice, None at its end, as an event holds it."""
 
     @abstractmethod
-    def token_logs(self, completion: "Completion") -> dict[str, Any]:
+    def token_logs(self, completion: "Completion") -> dict[str, object]:
         """Return the log-probabilities of a completion's tokens."""
 
     @staticmethod
@@ -160,7 +160,7 @@ class OpenAIRequest(ProtocolRequest):
         return headers.get("authorization", "").removeprefix("Bearer ")
 
     @staticmethod
-    def error(refused: Refused) -> dict[str, Any]:
+    def error(refused: Refused) -> dict[str, object]:
         """Return OpenAI's error object."""
         kind = "server_error" if refused.status in SERVER_ERRORS else "invalid_request_error"
         kind = "authentication_error" if refused.status == 401 else kind
@@ -194,7 +194,7 @@ class OpenAIRequest(ProtocolRequest):
             choices=self.structured_outputs.choice if self.structured_outputs is not None else (),
         )
 
-    def answer(self, completions: "Sequence[Completion]", name: str) -> dict[str, Any]:
+    def answer(self, completions: "Sequence[Completion]", name: str) -> dict[str, object]:
         """Return the completions as one object."""
         choices = [
             {
@@ -211,7 +211,7 @@ class OpenAIRequest(ProtocolRequest):
         """Return the completions as events."""
         return Stream(self, name)
 
-    def envelope(self, kind: str, name: str) -> dict[str, Any]:
+    def envelope(self, kind: str, name: str) -> dict[str, object]:
         """Return what an object of this kind begins with."""
         return {
             "id": f"{self.id_prefix}-{uuid.uuid4().hex}",
@@ -240,7 +240,7 @@ class ChatRequest(OpenAIRequest):
     top_logprobs: Top | None = None
     continue_final_message: bool = False
     add_generation_prompt: bool | None = None
-    echo: Annotated[Any, only(False)] = None
+    echo: Annotated[object, only(False)] = None
 
     def prompts(self) -> Sequence[Prompt]:
         """Return the one conversation."""
@@ -265,19 +265,19 @@ class ChatRequest(OpenAIRequest):
             raise Refused(400, "top_logprobs: needs logprobs: true.", "top_logprobs")
         return (self.top_logprobs or 0) if self.logprobs else None
 
-    def content(self, completion: "Completion") -> dict[str, Any]:
+    def content(self, completion: "Completion") -> dict[str, object]:
         """Return a message."""
         return {"message": {"role": "assistant", "content": completion.text}}
 
-    def delta(self, text: str | None, first: bool) -> dict[str, Any]:
+    def delta(self, text: str | None, first: bool) -> dict[str, object]:
         """Return more of a message; the first event of each says whose it is."""
         role = {"role": "assistant"} if first else {}
         return {"delta": {} if text is None else {**role, "content": text}}
 
-    def token_logs(self, completion: "Completion") -> dict[str, Any]:
+    def token_logs(self, completion: "Completion") -> dict[str, object]:
         """Return one object for each token."""
 
-        def entry(text: str, logprob: float) -> dict[str, Any]:
+        def entry(text: str, logprob: float) -> dict[str, object]:
             # A token that is part of a character has no bytes of its own here: its text is U+FFFD.
             return {"token": text, "logprob": logprob, "bytes": None if HALF in text else list(text.encode())}
 
@@ -317,7 +317,7 @@ class CompletionRequest(OpenAIRequest):
         # The model always writes; with max_tokens 0 that is not shown.
         return replace(wanted, echo=self.echo, max_tokens=1 if self.max_tokens == 0 else wanted.max_tokens)
 
-    def answer(self, completions: "Sequence[Completion]", name: str) -> dict[str, Any]:
+    def answer(self, completions: "Sequence[Completion]", name: str) -> dict[str, object]:
         """Return the completions as one object."""
         if self.max_tokens == 0:
             nothing: dict[str, Any] = {"text": "", "finish": "length", "completion_tokens": 0, "logprobs": ()}
@@ -328,15 +328,15 @@ class CompletionRequest(OpenAIRequest):
         """Return how many of the most probable tokens are wanted at each place; None: no log-probabilities."""
         return self.logprobs
 
-    def content(self, completion: "Completion") -> dict[str, Any]:
+    def content(self, completion: "Completion") -> dict[str, object]:
         """Return the continuation, behind the prompt if that is wanted too."""
         return {"text": completion.prompt_text + completion.text}
 
-    def delta(self, text: str | None, first: bool) -> dict[str, Any]:
+    def delta(self, text: str | None, first: bool) -> dict[str, object]:
         """Return more of the continuation."""
         return {"text": text or ""}
 
-    def token_logs(self, completion: "Completion") -> dict[str, Any]:
+    def token_logs(self, completion: "Completion") -> dict[str, object]:
         """Return one list for each property of the tokens."""
         before, front = completion.prompt_logprobs, len(completion.prompt_text)
         tokens = [*before, *completion.logprobs]
@@ -382,7 +382,7 @@ class Stream:
             yield event({**self._head, "choices": [], "usage": self._request.usage(completions)})
         yield "data: [DONE]\n\n"
 
-    def _choice(self, index: int, delta: Mapping[str, Any], finish: str | None) -> str:
+    def _choice(self, index: int, delta: Mapping[str, object], finish: str | None) -> str:
         choice = {"index": index, **delta, "finish_reason": finish, "logprobs": None}
         return event({**self._head, "choices": [choice], **({"usage": None} if self._counted else {})})
 
@@ -393,6 +393,6 @@ ROUTES: Mapping[str, type[OpenAIRequest]] = {
 }
 
 
-def model_object(name: str) -> dict[str, Any]:
+def model_object(name: str) -> dict[str, object]:
     """Return how `/v1/models` describes the model."""
     return {"id": name, "object": "model", "created": 0, "owned_by": "cmexam_tune"}

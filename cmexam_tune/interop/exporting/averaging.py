@@ -11,7 +11,6 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from cmexam_tune.config import dump_config
 from cmexam_tune.core import documents, files
@@ -42,7 +41,7 @@ def check(folders: Sequence[str | Path], overrides: Sequence[str] = ()) -> None:
                 raise UserError(f"{folder}: cannot be averaged with {folders[0]}, {key} differs{shown}.")
 
 
-def _facts(run: runs.Run) -> dict[str, Any]:
+def _facts(run: runs.Run) -> dict[str, object]:
     """Return what runs have to agree in."""
     config = run.config
     family, method = runs.parts(config)
@@ -59,7 +58,7 @@ def _facts(run: runs.Run) -> dict[str, Any]:
     return {**{key: card[key] for key in SAME}, "tuning.target_modules": targets}
 
 
-def _written(run: runs.Run) -> dict[str, Any]:
+def _written(run: runs.Run) -> dict[str, object]:
     return dict(documents.read_json(run.adapter / ADAPTER_CONFIG, "adapter's config"))
 
 

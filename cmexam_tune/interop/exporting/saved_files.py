@@ -81,7 +81,7 @@ def _amend(path: Path, amendment: Callable[[dict[str, Any]], dict[str, Any]]) ->
     path.write_text(text + "\n", encoding="utf-8")
 
 
-def _older_rope(config: dict[str, Any]) -> dict[str, Any]:
+def _older_rope(config: dict[str, Any]) -> dict[str, object]:
     rope = config.get("rope_parameters") or {}
     if "rope_theta" not in rope:  # no rotary positions, or others in each layer, which had no older form
         return {}

@@ -234,7 +234,7 @@ def seal(
         return write_seal(folder, head)
 
 
-def write(path: Path, content: Any) -> None:
+def write(path: Path, content: object) -> None:
     """Write a file of the folder: text, JSON lines or JSON, as `Derived.documents` holds them."""
     if isinstance(content, str):
         with files.atomic_write(path) as handle:
@@ -259,7 +259,7 @@ def contents(folder: Path) -> Iterator[Path]:
     return (path for path in sorted(folder.iterdir()) if path.name not in (SEAL, files.MARKER))
 
 
-def seal_of(values: Mapping[str, Any]) -> str:
+def seal_of(values: Mapping[str, object]) -> str:
     """Return the SHA-256 of what `seal.json` says, but for the key `seal` itself."""
     said = {key: value for key, value in values.items() if key != "seal"}
     return hashlib.sha256(json.dumps(said, ensure_ascii=False, sort_keys=True).encode()).hexdigest()

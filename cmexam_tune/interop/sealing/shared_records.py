@@ -61,7 +61,7 @@ class About:
 
 def records(
     about: About, graded: Sequence[Graded], scores: Mapping[str, Scores], hashes: Sequence[str]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return the name of each file -> what it holds.
 
     Args:
@@ -70,7 +70,7 @@ def records(
         scores: By every scorer.
         hashes: SHA-256 of each question.
     """
-    files: dict[str, Any] = {
+    files: dict[str, object] = {
         RUN: _run(about, scores, len(graded)),
         INSTANCES: [_instance(about, item, sha256) for item, sha256 in zip(graded, hashes, strict=True)],
     }
@@ -80,7 +80,7 @@ def records(
     return files
 
 
-def _run(about: About, scores: Mapping[str, Scores], n: int) -> dict[str, Any]:
+def _run(about: About, scores: Mapping[str, Scores], n: int) -> dict[str, object]:
     metrics = [(profile, "accuracy", values) for profile, values in scores.items()]
     metrics += [(STANDARD, "weighted_f1", scores[STANDARD])]
     who = about.identity
@@ -125,8 +125,8 @@ def _engine(metadata: PredictionMetadata) -> dict[str, str]:
     return {"name": "transformers", "version": str(version)} if version else {"name": "unknown"}
 
 
-def _result(about: About, profile: str, metric: str, scores: Scores, n: int) -> dict[str, Any]:
-    details: dict[str, Any] = {"score": scores[metric]}
+def _result(about: About, profile: str, metric: str, scores: Scores, n: int) -> dict[str, object]:
+    details: dict[str, object] = {"score": scores[metric]}
     if metric == "accuracy" and isinstance(interval := scores["accuracy_ci"], list):
         lower, upper = interval
         details["uncertainty"] = {
@@ -166,7 +166,7 @@ def _generation(metadata: PredictionMetadata) -> dict[str, str]:
     }
 
 
-def _instance(about: About, item: Graded, sha256: str) -> dict[str, Any]:
+def _instance(about: About, item: Graded, sha256: str) -> dict[str, object]:
     question, prediction = item.question, item.prediction
     return {
         "schema_version": VERSION,

@@ -135,7 +135,7 @@ def _other_questions(sealed: Sequence[SealedQuestion], exam: Sequence[Question])
     return f"{QUESTIONS}: {len(wrong):,} are not those of --questions: {_some(wrong)}" if wrong else ""
 
 
-def _differences(path: Path, expected: Any, with_texts: bool) -> Iterator[str]:
+def _differences(path: Path, expected: object, with_texts: bool) -> Iterator[str]:
     """Yield one line where a file does not hold what was recomputed."""
     if not path.is_file():
         yield f"{path.name}: is missing"
@@ -157,7 +157,7 @@ def _differences(path: Path, expected: Any, with_texts: bool) -> Iterator[str]:
         yield f"{path.name}: {len(different):,} values do not reproduce: {_some(different, '; ')}"
 
 
-def _unequal(said: Any, computed: Any, where: str = "") -> Iterator[tuple[str, Any, Any]]:
+def _unequal(said: object, computed: object, where: str = "") -> Iterator[tuple[str, Any, Any]]:
     """Yield (place, what the file says, what was computed) wherever the two differ."""
     if isinstance(said, Mapping) and isinstance(computed, Mapping):
         for key in [*computed, *(key for key in said if key not in computed)]:
@@ -169,7 +169,7 @@ def _unequal(said: Any, computed: Any, where: str = "") -> Iterator[tuple[str, A
         yield where, said, computed
 
 
-def _same(said: Any, computed: Any) -> bool:
+def _same(said: object, computed: object) -> bool:
     if isinstance(said, bool) or isinstance(computed, bool):
         return said is computed
     if isinstance(said, int | float) and isinstance(computed, int | float):
@@ -177,7 +177,7 @@ def _same(said: Any, computed: Any) -> bool:
     return bool(said == computed)
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = f"{value:.6g}" if isinstance(value, float) else str(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 

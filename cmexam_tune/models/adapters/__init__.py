@@ -45,7 +45,7 @@ class Method(ABC):
     """Above it a training is warned: methods that change the model's own weights use 1e-5 to 1e-3."""
 
     @abstractmethod
-    def attach(self, model: "PreTrainedModel", family: Family, settings: Any) -> "PreTrainedModel":
+    def attach(self, model: "PreTrainedModel", family: Family, settings: object) -> "PreTrainedModel":
         """Freeze what is not tuned, add what is, and return the model to train.
 
         Trainable parameters are float32 also where the base is float16 or bfloat16.
@@ -64,14 +64,14 @@ class Method(ABC):
     def load(self, model: "PreTrainedModel", folder: Path) -> None:
         """Read what `save` wrote into a model that `attach` returned."""
 
-    def check(self, training: Mapping[str, Any]) -> None:  # noqa: B027 - most methods refuse nothing
+    def check(self, training: Mapping[str, object]) -> None:  # noqa: B027 - most methods refuse nothing
         """Refuse arguments of the training (the section `training`) that this method cannot be trained with.
 
         Raises:
             ConfigError: there is one.
         """
 
-    def warnings(self, training: Mapping[str, Any], *, learning_rate: float, fp16: bool) -> list[str]:
+    def warnings(self, training: Mapping[str, object], *, learning_rate: float, fp16: bool) -> list[str]:
         """Return one line for each argument of the training that is known to end in loss 0, NaN or nothing learnt."""
         if learning_rate <= self.highest_learning_rate:
             return []

@@ -29,7 +29,7 @@ class Full(Method):
     learns_by_trl = True
     highest_learning_rate = 5e-3
 
-    def attach(self, model: "PreTrainedModel", family: Family, settings: Any) -> "PreTrainedModel":
+    def attach(self, model: "PreTrainedModel", family: Family, settings: object) -> "PreTrainedModel":
         """Make every weight trainable, in float32."""
         whole: Any = model.requires_grad_(True)
         result: PreTrainedModel = whole.float()

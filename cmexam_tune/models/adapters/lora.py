@@ -59,7 +59,7 @@ def _check_whole(tuned: "PreTrainedModel") -> None:
         )
 
 
-def _lists(values: Mapping[str, Any]) -> dict[str, Any]:
+def _lists(values: Mapping[str, object]) -> dict[str, Any]:
     """Return PEFT's arguments with lists for tuples, which its JSON does not have."""
     return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
 

@@ -165,7 +165,7 @@ class PTuning(Method):
             raise UserError(f"{path}: no tensor 'prompt_embeddings' in it: this is not a prefix-tuning adapter.")
         copy_state({"prompt_embeddings": encoder.embedding.weight}, stored, path)
 
-    def check(self, training: Mapping[str, Any]) -> None:
+    def check(self, training: Mapping[str, object]) -> None:
         """Refuse reentrant checkpointing: only the inputs of a block would get gradients, and the prefix is none."""
         options = training.get("activation_checkpointing_kwargs") or training.get("gradient_checkpointing_kwargs") or {}
         if isinstance(options, Mapping) and options.get("use_reentrant"):
@@ -174,7 +174,7 @@ class PTuning(Method):
                 "P-tuning. Leave it out."
             )
 
-    def warnings(self, training: Mapping[str, Any], *, learning_rate: float, fp16: bool) -> list[str]:
+    def warnings(self, training: Mapping[str, object], *, learning_rate: float, fp16: bool) -> list[str]:
         """Warn of what the authors' own settings lead to in half precision, and of weight decay."""
         lines = []
         if learning_rate >= 1e-2 and fp16:

@@ -93,10 +93,10 @@ class Launcher:
             f"export {self.python}=ENV/bin/python"
         )
 
-    def options(self, served: Served) -> dict[str, Any]:
+    def options(self, served: Served) -> dict[str, object]:
         """Return the server's own options, without dashes -> values; None is left out."""
         model = served.model
-        options: dict[str, Any] = {
+        options: dict[str, object] = {
             self.model_option: model.model_name_or_path,
             "served_model_name": served.name,
             "dtype": served.dtype,
@@ -127,7 +127,7 @@ class VLLM(Launcher):
     model_option, config_option, adapters_option = "model", "hf_overrides", "lora_modules"
     split_option, copies_option = "tensor_parallel_size", "data_parallel_size"
 
-    def options(self, served: Served) -> dict[str, Any]:
+    def options(self, served: Served) -> dict[str, object]:
         """Return vLLM's options."""
         options = super().options(served) | {
             # As long as the model's own positions and the memory allow.
@@ -150,7 +150,7 @@ class SGLang(Launcher):
     model_option, config_option, adapters_option = "model_path", "json_model_override_args", "lora_paths"
     split_option, copies_option = "tp_size", "dp_size"
 
-    def options(self, served: Served) -> dict[str, Any]:
+    def options(self, served: Served) -> dict[str, object]:
         """Return SGLang's options."""
         return super().options(served) | {"sampling_defaults": "openai"}
 
@@ -163,7 +163,7 @@ LAUNCHERS: Mapping[str, type[Launcher]] = {"vllm": VLLM, "sglang": SGLang}
 """`model.engine` -> how it is started."""
 
 
-def _words(options: Mapping[str, Any]) -> list[str]:
+def _words(options: Mapping[str, object]) -> list[str]:
     """Return options as words; True is a bare flag, False one with `no-`, None is left out."""
     words = []
     for name, value in options.items():

@@ -85,7 +85,7 @@ class ServedModel(PromptTokens, Remote):
         """Whether the prompts are the server's own: never."""
         return False
 
-    def effective_generation_config(self) -> dict[str, Any]:
+    def effective_generation_config(self) -> dict[str, object]:
         """Return what computed the answers, and the fields that every request has."""
         self._server.start()
         return {**self._server.provenance(), **self._settings, **self._extra, "stop": list(self.stops)}
@@ -208,7 +208,7 @@ class ServedModel(PromptTokens, Remote):
                 failed = replace(failed, reason="the server sent no log-probabilities of the letters.")
             yield place, failed if logprobs is None else logprobs
 
-    def _scoring(self, place: Place) -> dict[str, Any]:
+    def _scoring(self, place: Place) -> dict[str, object]:
         """Return a request for the log-probabilities of what may follow at a place."""
         tokens = list(place.node.children)
         beyond = {"logprob_token_ids": tokens, "return_tokens_as_token_ids": True}

@@ -106,7 +106,7 @@ class EngineServer:
     def _healthy(self) -> bool:
         return self.get("/health") is not None
 
-    def get(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+    def get(self, path: str, body: Mapping[str, object] | None = None) -> Any:
         """Return what the server says there as JSON, {} for no JSON; None if it does not answer or refuses."""
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
@@ -127,7 +127,7 @@ class EngineServer:
         version = told.get("version") if isinstance(told, dict) else None
         return version if isinstance(version, str) else None
 
-    def provenance(self) -> dict[str, Any]:
+    def provenance(self) -> dict[str, object]:
         """Return what an answer depends on beside the model and the question."""
         switch = self.launcher.batch_invariant
         return {

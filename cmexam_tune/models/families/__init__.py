@@ -9,7 +9,7 @@ name, so that a user's own family gets the right behaviour everywhere.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from cmexam_tune import prompts
 from cmexam_tune.config import Config, ModelConfig, PromptConfig
@@ -92,7 +92,7 @@ class Family(ABC):
         """Return training rows with labels, and what had to be cut or skipped."""
         raise NotImplementedError
 
-    def collate(self, loaded: Loaded, groups: Sequence[Sequence[Mapping[str, Any]]]) -> "dict[str, torch.Tensor]":
+    def collate(self, loaded: Loaded, groups: Sequence[Sequence[Mapping[str, object]]]) -> "dict[str, torch.Tensor]":
         """Return one padded batch; each group of rows becomes one row of the batch (packed if it has several)."""
         raise NotImplementedError
 

@@ -167,7 +167,7 @@ class OptionScorer:
             )
         self._family, self._loaded, self._config = family, loaded, config
 
-    def effective_generation_config(self) -> dict[str, Any]:
+    def effective_generation_config(self) -> dict[str, object]:
         """Return the type that is computed in."""
         return {"dtype": str(self._loaded.model.dtype).removeprefix("torch.")}
 

@@ -91,7 +91,7 @@ class Llama(Writer):
         """Return training rows; see `causal.encode`."""
         return causal.encode(self.codec(loaded.tokenizer, prompt, model), questions, prompt)
 
-    def collate(self, loaded: Loaded, groups: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, torch.Tensor]:
+    def collate(self, loaded: Loaded, groups: Sequence[Sequence[Mapping[str, object]]]) -> dict[str, torch.Tensor]:
         """Return one batch; see `causal.collate`.
 
         Without `attention_mask`: padding is on the right, where causal attention never looks, and carries no label.

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from transformers import LogitsProcessor, StoppingCriteria
@@ -59,7 +58,7 @@ class AnswerComplete(StoppingCriteria):
         """Take the allowed answers of each row, and the width of the prompts in tokens."""
         self.tries, self.width = tries, width
 
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+    def __call__(self, input_ids: torch.Tensor, scores: object, **kwargs: object) -> torch.Tensor:
         """Return [batch] booleans for ids [batch, prompt + new]."""
         new = input_ids[:, self.width :].tolist()
         done = [not trie.walk(ids).children for trie, ids in zip(self.tries, new, strict=True)]

@@ -61,7 +61,7 @@ class Decoder(PromptTokens):
         """Id of a question -> what `generate` does for it alone."""
         self._size, self._halvings = config.generation.prompts_at_once, 0
 
-    def effective_generation_config(self) -> dict[str, Any]:
+    def effective_generation_config(self) -> dict[str, object]:
         """Return how answers are made, whatever decided it, as JSON holds it: for the note beside the predictions."""
         return {
             "dtype": str(self.model.dtype).removeprefix("torch."),
@@ -170,8 +170,8 @@ class Decoder(PromptTokens):
         chosen: GenerationConfig,
         start: SharedPrefix | None = None,
         *,
-        logits_processor: Sequence[Any] = (),
-        stopping_criteria: Sequence[Any] = (),
+        logits_processor: Sequence[object] = (),
+        stopping_criteria: Sequence[object] = (),
         allowed_tokens: Callable[[int, torch.Tensor], list[int]] | None = None,
     ) -> list[Ids]:
         """Return what transformers' `generate` adds to each row, padding behind its end included.
@@ -206,7 +206,7 @@ class Mode(ABC):
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         """Return how is decoded, beyond what all modes share."""
         return {}
 
@@ -218,7 +218,7 @@ class Mode(ABC):
 class FreeText(Mode):
     """generate: the model writes what it likes, and the answer is read out of its text."""
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         """Return what differs from transformers' defaults."""
         changed = self._generation_config().to_diff_dict()
         return {key: value for key, value in changed.items() if key != "transformers_version"}
@@ -252,8 +252,8 @@ class FreeText(Mode):
         width = max(len(row) for row in rows)
         stops = [(*decoder.stops, *row.stop) for row in options]
         watching = Watching(options, width, lambda ids: decoder.text(ids, ends), self._spell)
-        criteria: list[Any] = list(decoder.stopping)
-        processors: list[Any] = []
+        criteria: list[object] = list(decoder.stopping)
+        processors: list[object] = []
         if any(stops):
             criteria.append(sampling.StopText(decoder.tokenizer, stops, width))
         if budget is not None:

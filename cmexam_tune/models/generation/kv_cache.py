@@ -199,7 +199,7 @@ class PrefillScorer:
         return torch.log_softmax(logits, dim=-1)
 
 
-def prompt_log_probs(model: Any, ids: Ids, pad: int) -> Iterator[torch.Tensor]:
+def prompt_log_probs(model: object, ids: Ids, pad: int) -> Iterator[torch.Tensor]:
     """Yield the log-probabilities behind each token of a prompt, float32 [vocabulary].
 
     They are computed for `CHUNK` tokens at a time: those of a long prompt would fill a card.
@@ -215,7 +215,7 @@ def prompt_log_probs(model: Any, ids: Ids, pad: int) -> Iterator[torch.Tensor]:
         yield from scorer.extend([ids[first : first + CHUNK]])[0]
 
 
-def read_shared_prefix(model: Any, prompts: Sequence[Ids], pad: int) -> SharedPrefix | None:
+def read_shared_prefix(model: object, prompts: Sequence[Ids], pad: int) -> SharedPrefix | None:
     """Read what all prompts begin with, where that is a good part of them.
 
     A model that reads its prompt in both directions (ChatGLM-6B) has other keys for it before another question.

@@ -54,7 +54,7 @@ def generation_config(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
     wanted = dict(config.generation.arguments)
     if wanted.get("num_return_sequences", 1) != 1:
         raise ConfigError("generation.num_return_sequences: every question gets one answer. Leave it out.")
-    defaults: dict[str, Any] = {
+    defaults: dict[str, object] = {
         "do_sample": False,
         "num_beams": 1,
         "repetition_penalty": 1.0,
@@ -183,7 +183,7 @@ class StopText(StoppingCriteria):
         self._silent = set(tokenizer.all_special_ids)
         self._completing: dict[int, bool] = {}
 
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+    def __call__(self, input_ids: torch.Tensor, scores: object, **kwargs: object) -> torch.Tensor:
         """Return [batch] booleans for ids [batch, prompt + new]."""
         beams = len(input_ids) // len(self.stops)
         rows = [
@@ -216,7 +216,7 @@ class ThinkingBudget(StoppingCriteria):
         """Take the ids of `</think>`, the tokens for thinking and for what follows, and the width of the prompt."""
         self.end, self.width, self.thinking, self.writing = list(end), width, thinking, writing
 
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+    def __call__(self, input_ids: torch.Tensor, scores: object, **kwargs: object) -> torch.Tensor:
         """Return [batch] booleans for ids [batch, prompt + new]."""
         # All rows at once and where they are: copied to the host, long thinking would cost more than the model.
         new = input_ids[:, self.width :]

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -59,7 +58,7 @@ class Watching:
         top = zip(map(self.spell, best.indices.tolist()), best.values.tolist(), strict=True)
         return Token(self.spell(token), float(logs[token]), tuple(top), start)
 
-    def after(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+    def after(self, input_ids: torch.Tensor, scores: object, **kwargs: object) -> torch.Tensor:
         """Note and tell the newest token of ids [batch, prompt + new]."""
         for row, options in enumerate(self.options):
             if options.top is None and options.tell is None:

@@ -44,7 +44,7 @@ class BaichuanConfig(LlamaConfig):
     alibi: bool | None = None
     norm_head: bool | None = None
 
-    def __post_init__(self, **kwargs: Any) -> None:
+    def __post_init__(self, **kwargs: object) -> None:
         """Tell the four models apart; small models, as in tests, by what only some releases write down."""
         if self.alibi is None:
             self.alibi = HAS_ALIBI.get(self.hidden_size, self.max_position_embeddings is None)

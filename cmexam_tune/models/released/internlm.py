@@ -57,7 +57,7 @@ class SplitGroups(ConversionOps):
     """The rows of `wqkv`, in which every group has its queries, then its key, then its value."""
 
     def convert(
-        self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **kwargs: Any
+        self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **kwargs: object
     ) -> dict[str, torch.Tensor]:
         """Return queries, keys and values; transformers hands over `config` by keyword."""
         (fused,) = input_dict.values()
@@ -80,7 +80,7 @@ class JoinGroups(ConversionOps):
     """Queries, keys and values as the rows of `wqkv`."""
 
     def convert(
-        self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **kwargs: Any
+        self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **kwargs: object
     ) -> dict[str, torch.Tensor]:
         """Return the fused rows; transformers hands over `config` by keyword."""
         groups, queries = _groups(kwargs["config"])

@@ -18,7 +18,7 @@ class Release:
     config: Any
 
     @staticmethod
-    def only_released(config: Any) -> bool:
+    def only_released(config: object) -> bool:
         """Return whether no class of transformers computes what a model with this config does."""
         return False
 

@@ -60,7 +60,7 @@ class QWenConfig(Qwen2Config):
     use_dynamic_ntk: bool = True
     use_logn_attn: bool = True
 
-    def __post_init__(self, **kwargs: Any) -> None:
+    def __post_init__(self, **kwargs: object) -> None:
         """Read both spellings."""
         for first, later in FIRST_RELEASE.items():
             if first in kwargs:

@@ -125,7 +125,7 @@ def sentencepiece(path: Path, release: Release) -> RoleTokenizer:
     # The names of byte pieces (`<0x0A>`), typed by somebody, are no words.
     alternatives = [*map(re.escape, sorted(symbols, key=len, reverse=True)), "(?<=<)0(?=x[0-9A-F]{2}>)"]
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("|".join(alternatives)), "isolated")
-    steps: list[Any] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    steps: list[object] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     if proto.normalizer_spec.add_dummy_prefix:
         steps.append(decoders.Strip(" ", 1, 0))
     tokenizer.decoder = decoders.Sequence(steps)
@@ -146,7 +146,7 @@ def sentencepiece(path: Path, release: Release) -> RoleTokenizer:
 
 def _normalizer(spec: Any, symbols: Iterable[str]) -> Any:
     """Return the file's own normaliser, which leaves symbols as they are, and its blank in front of a text."""
-    steps: list[Any] = []
+    steps: list[object] = []
     if spec.precompiled_charsmap:
         own = normalizers.Precompiled(spec.precompiled_charsmap)
         changed = [symbol for symbol in symbols if own.normalize_str(symbol) != symbol]
@@ -231,7 +231,7 @@ def read(find: Callable[[str], Path | None]) -> RoleTokenizer | None:
     return tokenizer
 
 
-def _add_chat_template(tokenizer: RoleTokenizer, settings: Mapping[str, Any]) -> None:
+def _add_chat_template(tokenizer: RoleTokenizer, settings: Mapping[str, object]) -> None:
     """Give a chat model's tokenizer the template of the released code; base models have no such settings."""
     template = None
     if settings.get("chat_format") == "chatml":

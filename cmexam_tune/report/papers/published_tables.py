@@ -51,7 +51,7 @@ class PublishedTable:
 def _yaml() -> dict[str, Any]:
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     path = Path(__file__).with_name("published.yaml")
-    values: dict[str, Any] = yaml.load(path.read_text(encoding="utf-8"), loader)
+    values: dict[str, object] = yaml.load(path.read_text(encoding="utf-8"), loader)
     return values
 
 
@@ -79,7 +79,7 @@ def _caveats(row: Mapping[str, Any], cells: Mapping[str, Any]) -> str:
     return "; ".join(parts)
 
 
-def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
+def _numbers(row: Mapping[str, object]) -> dict[str, float]:
     numbers = {key: float(value) for key, value in row.items() if isinstance(value, int | float) and key != "name"}
     # CMB's average is the mean of its six categories; calling it accuracy would invite the wrong comparison.
     return {"accuracy_macro" if key == "average" and "physician" in row else key: v for key, v in numbers.items()}

@@ -163,7 +163,7 @@ def _caveats(entry: entries.Entry, report: Scores, overrides: Sequence[str]) -> 
         yield f"not the recipe's: {', '.join(changed)}"
 
 
-def _changed(entry: entries.Entry, recorded: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
+def _changed(entry: entries.Entry, recorded: Mapping[str, object], overrides: Sequence[str]) -> list[str]:
     """Return `key=value` of every setting that is not the recipe's, with those that its row is asked with."""
     if not recorded:
         return []

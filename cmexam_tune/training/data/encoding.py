@@ -195,7 +195,7 @@ def label_count(sample: Sample) -> int:
     return sum(label != IGNORE_INDEX for label in sample["labels"][1:])
 
 
-def _column_type(value: Any) -> Any:
+def _column_type(value: object) -> Any:
     """Return the type of a column: token ids need no more than 32 bits."""
     if isinstance(value, list | tuple):
         return datasets.List(_column_type(value[0]) if value else datasets.Value("int32"))
@@ -247,7 +247,7 @@ def _inherit(function: Callable[[Any], Any]) -> None:
     _inherited = function
 
 
-def _call_inherited(item: Any) -> Any:
+def _call_inherited(item: object) -> Any:
     return _inherited(item)
 
 

@@ -78,7 +78,7 @@ class Objective(ABC):
         """Return how many rows of a batch a question takes."""
         return 1
 
-    def foreseen(self, config: Config, shape: Any, longest: int) -> list[str]:
+    def foreseen(self, config: Config, shape: object, longest: int) -> list[str]:
         """Return lines of the dry run about what this objective adds.
 
         Args:

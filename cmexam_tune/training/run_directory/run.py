@@ -139,7 +139,7 @@ def reports(path: Path) -> list[Path]:
     return sorted([*path.glob("**/report.json"), *beside], key=lambda file: file.stat().st_mtime)
 
 
-def is_about(report: Mapping[str, Any], path: Path) -> bool:
+def is_about(report: Mapping[str, object], path: Path) -> bool:
     """Return whether a report is of the run in this folder: one of another run may have been put there."""
     identity = report.get("identity")
     scored = identity.get("adapter") if isinstance(identity, dict) else None
@@ -202,7 +202,7 @@ def as_served(folder: str | Path, overrides: Sequence[str] = ()) -> tuple[ModelC
     return run.config.model, run.adapter
 
 
-def check_tokenizer(folder: str | Path, overrides: Sequence[str], tokenizer: Any) -> None:
+def check_tokenizer(folder: str | Path, overrides: Sequence[str], tokenizer: object) -> None:
     """Refuse a tokenizer or settings that a run's adapter was not trained with.
 
     Raises:
@@ -212,7 +212,7 @@ def check_tokenizer(folder: str | Path, overrides: Sequence[str], tokenizer: Any
     _check_card(run, Card.read(run), tokenizer)
 
 
-def _check_card(run: Run, stored: Card, tokenizer: Any) -> None:
+def _check_card(run: Run, stored: Card, tokenizer: object) -> None:
     from cmexam_tune.models.checkpoint import tokenizer_hash
 
     expected = vars(Card.of(run.config, tokenizer_hash(tokenizer)))

@@ -9,7 +9,7 @@
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -105,7 +105,7 @@ class ChatGLM(llama.Llama):
             return _rounds(tokenizer, prompt, "chatglm2", lead=[])
         return super().codec(tokenizer, prompt, model)
 
-    def collate(self, loaded: Loaded, groups: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, torch.Tensor]:
+    def collate(self, loaded: Loaded, groups: Sequence[Sequence[Mapping[str, object]]]) -> dict[str, torch.Tensor]:
         """Return one batch: ChatGLM-6B's with the mask that its context needs, the others' as any decoder's."""
         prefix_lm = isinstance(loaded.model.config, ChatGLMConfig)
         return causal.collate(loaded, groups) if prefix_lm else super().collate(loaded, groups)

@@ -49,7 +49,7 @@ class ChatGLMConfig(PreTrainedConfig):
     tie_word_embeddings: bool = True
     """Not in config.json: the head was tied by the default of that time, see docs/chatglm.md."""
 
-    def __post_init__(self, **kwargs: Any) -> None:
+    def __post_init__(self, **kwargs: object) -> None:
         """Derive the mask tokens that the first release's config.json does not name."""
         # In both vocabularies [MASK] and [gMASK] are 4 and 3 before <sop>: 150000, 150001, 150004 and 130000, ...
         if self.gmask_token_id is None and self.bos_token_id is not None:
@@ -113,7 +113,7 @@ class ChatGLM2Config(PreTrainedConfig):
     quantization_bit: int = 0
     tie_word_embeddings: bool = False
 
-    def __post_init__(self, **kwargs: Any) -> None:
+    def __post_init__(self, **kwargs: object) -> None:
         """Give models without grouped keys as many groups as heads."""
         if not self.multi_query_attention:
             self.multi_query_group_num = self.num_attention_heads
@@ -125,7 +125,7 @@ class ChatGLM2Config(PreTrainedConfig):
         _divides("multi_query_group_num", groups, "num_attention_heads", heads)
 
     @property
-    def rope_parameters(self) -> dict[str, Any]:
+    def rope_parameters(self) -> dict[str, object]:
         """What transformers' rotary embedding reads: the long-context releases stretch the base or the positions."""
         ratio, rotary = float(self.rope_ratio), {"partial_rotary_factor": self.partial_rotary_factor}
         if self.rope_interpolation:
@@ -133,7 +133,7 @@ class ChatGLM2Config(PreTrainedConfig):
         return {"rope_type": "default", "rope_theta": 10000.0 * ratio, **rotary}
 
     @rope_parameters.setter
-    def rope_parameters(self, value: dict[str, Any]) -> None:
+    def rope_parameters(self, value: dict[str, object]) -> None:
         # transformers writes back what it has read. A stored copy would go into config.json, which has its own keys
         # for this, and would not follow a later change of rope_ratio (`model.config` of a recipe).
         pass
@@ -158,7 +158,7 @@ UNSUPPORTED = {
 """Switches of v2's config.json that no released checkpoint uses."""
 
 
-def from_values(values: Mapping[str, Any], name: str) -> ChatGLMConfig | ChatGLM2Config:
+def from_values(values: Mapping[str, object], name: str) -> ChatGLMConfig | ChatGLM2Config:
     """Return the config of a checkpoint, v1 or v2 by the fields that it has.
 
     Raises:
@@ -215,5 +215,5 @@ def read_values(folder: str | Path, file: str = "config.json", revision: str | N
     path = find_file(folder, file, revision)
     if path is None:
         return {}
-    values: dict[str, Any] = documents.read_json(path, "file of a checkpoint", finite=False)
+    values: dict[str, object] = documents.read_json(path, "file of a checkpoint", finite=False)
     return values

@@ -197,7 +197,7 @@ class ChatGLMAttention(nn.Module):
         tables: tuple[torch.Tensor, torch.Tensor],
         attention_mask: torch.Tensor | None,
         past_key_values: Cache | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the attended states `[b, s, hidden]`, and weights where the attention function gives any.
 
@@ -261,7 +261,7 @@ class ChatGLMBlock(GradientCheckpointingLayer):
         self.post_attention_layernorm = nn.LayerNorm(config.hidden_size, eps=config.layernorm_epsilon)
         self.mlp = ChatGLMMLP(config)
 
-    def forward(self, hidden_states: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+    def forward(self, hidden_states: torch.Tensor, **kwargs: object) -> torch.Tensor:
         """Return `[b, s, hidden]`."""
         normed = self.input_layernorm(hidden_states)
         attended, _ = self.attention(normed, **kwargs)
@@ -313,7 +313,7 @@ class ChatGLMModel(ChatGLMPreTrainedModel):
         past_key_values: Cache | None = None,
         inputs_embeds: torch.Tensor | None = None,
         use_cache: bool | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> BaseModelOutputWithPast:
         """Return hidden states `[b, s, hidden]`; the arguments are those of `ChatGLMForCausalLM.forward`."""
         use_cache = self.config.use_cache if use_cache is None else use_cache
@@ -381,7 +381,7 @@ class ChatGLMForCausalLM(ChatGLMPreTrainedModel, GenerationMixin):
         labels: torch.Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> CausalLMOutputWithPast:
         """Return logits, and the mean loss where there are labels.
 
@@ -425,11 +425,11 @@ class ChatGLMForCausalLM(ChatGLMPreTrainedModel, GenerationMixin):
         kwargs.pop("position_ids", None)
         return super().generate(*args, **kwargs)
 
-    def _prepare_attention_mask_for_generation(self, inputs_tensor: torch.Tensor, *args: Any) -> torch.Tensor:
+    def _prepare_attention_mask_for_generation(self, inputs_tensor: torch.Tensor, *args: object) -> torch.Tensor:
         # As in the original, padding is only what a mask says: bare ids are all tokens.
         return torch.ones(inputs_tensor.shape[:2], dtype=torch.long, device=inputs_tensor.device)
 
-    def prepare_inputs_for_generation(self, input_ids: torch.Tensor, **kwargs: Any) -> dict[str, Any]:
+    def prepare_inputs_for_generation(self, input_ids: torch.Tensor, **kwargs: Any) -> dict[str, object]:
         """Add the positions of the tokens that are fed, `[b, 2, s]`.
 
         Behind the prompt they only count on. So its last ones are kept with the cache; beams, which change places, have

@@ -106,7 +106,7 @@ def _second(
     return config, {"glm_version": version, "remove_space": False, "do_lower_case": False}
 
 
-def _fields(config: Any) -> dict[str, Any]:
+def _fields(config: object) -> dict[str, object]:
     """Return what the originals' config.json always name, also where it is the default."""
     names = ["hidden_size", "num_layers", "num_attention_heads", "layernorm_epsilon", "eos_token_id", "pad_token_id"]
     if isinstance(config, ChatGLMConfig):
@@ -156,5 +156,5 @@ def _lines(texts: Iterable[str]) -> Iterator[str]:
             yield from (line[start : start + 500] for start in range(0, len(line), 500))
 
 
-def _write(path: Path, values: dict[str, Any]) -> None:
+def _write(path: Path, values: dict[str, object]) -> None:
     path.write_text(json.dumps(values, indent=2, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8")

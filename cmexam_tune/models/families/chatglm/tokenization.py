@@ -32,7 +32,7 @@ class SentencePieceTokenizer(PreTrainedTokenizer):
     special_after: int
     """Special tokens that one text gets; truncation leaves room for them."""
 
-    def __init__(self, vocab_file: str, **kwargs: Any) -> None:
+    def __init__(self, vocab_file: str, **kwargs: object) -> None:
         """Open the sentencepiece model `vocab_file`."""
         self.vocab_file = vocab_file
         self.pieces = SentencePieceProcessor(model_file=vocab_file)
@@ -53,10 +53,10 @@ class SentencePieceTokenizer(PreTrainedTokenizer):
     def _convert_token_to_id(self, token: str) -> int:
         return self._vocabulary.get(token, int(self.unk_token_id))
 
-    def _tokenize(self, text: str, **kwargs: Any) -> list[str]:
+    def _tokenize(self, text: str, **kwargs: object) -> list[str]:
         return [self._convert_id_to_token(i) for i in self.text_ids([text])[0]]
 
-    def tokenize(self, text: str, **kwargs: Any) -> list[str]:
+    def tokenize(self, text: str, **kwargs: object) -> list[str]:
         """Return the tokens of a text, which never are special ones."""
         return self._tokenize(text)
 
@@ -64,7 +64,7 @@ class SentencePieceTokenizer(PreTrainedTokenizer):
         """Return the ids of texts without special tokens, all in one call of sentencepiece."""
         raise NotImplementedError
 
-    def positions(self, rows: list[Ids], width: int) -> dict[str, Any]:
+    def positions(self, rows: list[Ids], width: int) -> dict[str, object]:
         """Return `attention_mask` and `position_ids`, as nested lists, of rows padded on the left to `width` tokens."""
         raise NotImplementedError
 
@@ -78,11 +78,11 @@ class SentencePieceTokenizer(PreTrainedTokenizer):
         text_pair: Any = None,
         add_special_tokens: bool = True,
         padding_strategy: PaddingStrategy = PaddingStrategy.DO_NOT_PAD,
-        truncation_strategy: Any = None,
+        truncation_strategy: object = None,
         max_length: int | None = None,
         pad_to_multiple_of: int | None = None,
         return_tensors: Any = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> BatchEncoding:
         batched = isinstance(text, list | tuple) and not (text and isinstance(text[0], int))
         rows = self._rows(list(text) if batched else [text])
@@ -118,7 +118,7 @@ class SentencePieceTokenizer(PreTrainedTokenizer):
         pad = int(self.pad_token_id)
         return {"input_ids": [[pad] * (width - len(row)) + row for row in rows], **self.positions(rows, width)}
 
-    def _unpadded(self, rows: list[Ids]) -> dict[str, Any]:
+    def _unpadded(self, rows: list[Ids]) -> dict[str, object]:
         return {}
 
     def save_vocabulary(self, save_directory: str, filename_prefix: str | None = None) -> tuple[str, ...]:
@@ -137,7 +137,7 @@ class ChatGLMTokenizer(SentencePieceTokenizer):
     model_input_names: ClassVar[list[str]] = ["input_ids", "attention_mask", "position_ids"]
     special_after = 2
 
-    def __init__(self, vocab_file: str, num_image_tokens: int = 0, **kwargs: Any) -> None:
+    def __init__(self, vocab_file: str, num_image_tokens: int = 0, **kwargs: object) -> None:
         """Open the sentencepiece model `vocab_file`."""
         self.num_image_tokens = num_image_tokens
         names = {"unk_token": "<unk>", "bos_token": "<sop>", "eos_token": "<eop>", "pad_token": "<pad>"}
@@ -187,7 +187,7 @@ class ChatGLMTokenizer(SentencePieceTokenizer):
             fields["attention_mask"].append([hidden])
         return fields
 
-    def _decode(self, token_ids: int | Ids, skip_special_tokens: bool = False, **kwargs: Any) -> str:
+    def _decode(self, token_ids: int | Ids, skip_special_tokens: bool = False, **kwargs: object) -> str:
         ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
         dropped = set(self.all_special_ids) if skip_special_tokens else {self.pad_token_id}
         words = [i for i in ids if i not in dropped and i < self.vocab_size]
@@ -211,7 +211,7 @@ class ChatGLM2Tokenizer(SentencePieceTokenizer):
     special_after = 2
 
     def __init__(
-        self, vocab_file: str, glm_version: int = 2, encode_special_tokens: bool = False, **kwargs: Any
+        self, vocab_file: str, glm_version: int = 2, encode_special_tokens: bool = False, **kwargs: object
     ) -> None:
         """Open the sentencepiece model `vocab_file`; version 3 may read role tokens from text if told to."""
         self.glm_version = glm_version
@@ -249,7 +249,7 @@ class ChatGLM2Tokenizer(SentencePieceTokenizer):
         prompt = [self.gmask_token_id, self.special_ids["sop"], *token_ids_0]
         return prompt if token_ids_1 is None else [*prompt, *token_ids_1, int(self.eos_token_id)]
 
-    def positions(self, rows: list[Ids], width: int) -> dict[str, Any]:
+    def positions(self, rows: list[Ids], width: int) -> dict[str, object]:
         """Return `attention_mask` and `position_ids` `[b, s]`, 0 on padding."""
         pads = [width - len(row) for row in rows]
         return {
@@ -257,11 +257,11 @@ class ChatGLM2Tokenizer(SentencePieceTokenizer):
             "position_ids": [[0] * pad + list(range(width - pad)) for pad in pads],
         }
 
-    def _unpadded(self, rows: list[Ids]) -> dict[str, Any]:
+    def _unpadded(self, rows: list[Ids]) -> dict[str, object]:
         mask = [[1] * len(row) for row in rows]
         return {"attention_mask": mask, "position_ids": [list(range(len(row))) for row in rows]}
 
-    def _decode(self, token_ids: int | Ids, skip_special_tokens: bool = False, **kwargs: Any) -> str:
+    def _decode(self, token_ids: int | Ids, skip_special_tokens: bool = False, **kwargs: object) -> str:
         ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
         if skip_special_tokens and ids and ids[-1] in self.stop_ids[1:]:
             # A role token that ended the answer is not part of it.

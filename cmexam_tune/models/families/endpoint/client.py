@@ -259,7 +259,7 @@ def _http_client(generation: GenerationConfig, *, follow_redirects: bool) -> Any
 
         next_turn = 0.0
 
-        async def send(self, request: Any, *, stream: bool = False, **options: Any) -> Any:
+        async def send(self, request: object, *, stream: bool = False, **options: object) -> Any:
             turn = max(time.monotonic(), self.next_turn)
             self.next_turn = turn + gap
             await asyncio.sleep(turn - time.monotonic())
@@ -269,7 +269,7 @@ def _http_client(generation: GenerationConfig, *, follow_redirects: bool) -> Any
             except asyncio.TimeoutError:
                 raise httpx.ReadTimeout("the reply did not end in time", request=request) from None
 
-        async def receive(self, request: Any, options: Mapping[str, Any]) -> Any:
+        async def receive(self, request: object, options: Mapping[str, object]) -> Any:
             response = await super().send(request, stream=True, **options)
             try:
                 if "," in response.headers.get("content-encoding", ""):

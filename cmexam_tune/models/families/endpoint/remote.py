@@ -77,7 +77,7 @@ class Remote:
         """Whether messages are sent, so that prompts are the server's; else a prompt is sent as it is."""
         return self._template is None
 
-    def effective_generation_config(self) -> dict[str, Any]:
+    def effective_generation_config(self) -> dict[str, object]:
         """Return the fields that every request has beside the model's name and the prompt."""
         return {**self._settings, **self._extra}
 
@@ -317,7 +317,7 @@ def _settings(config: Config, local_only: Sequence[str]) -> tuple[dict[str, Any]
         if key in config.generation.extra_body:
             raise ConfigError(f"generation.extra_body: {key} is what is asked, and cannot be replaced. Leave it out.")
     samples = arguments.get("do_sample", False)
-    fields: dict[str, Any] = {"temperature": arguments.get("temperature", 1.0) if samples else 0.0}
+    fields: dict[str, object] = {"temperature": arguments.get("temperature", 1.0) if samples else 0.0}
     if samples and "top_p" in arguments:
         fields["top_p"] = arguments["top_p"]
     if "max_completion_tokens" not in config.generation.extra_body:

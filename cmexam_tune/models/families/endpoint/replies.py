@@ -45,7 +45,7 @@ class Secret:
         """Return a text without the key in one line that fits into a message."""
         return " ".join(self.hide(text).split())[:SHOWN]
 
-    def clean(self, value: Any) -> Any:
+    def clean(self, value: object) -> Any:
         """Return JSON without the key, and with a replacement character for every half of a surrogate pair."""
         if isinstance(value, str):
             return self.hide(value.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
@@ -113,7 +113,7 @@ def complaint(content: bytes, secret: Secret) -> str:
     return secret.line(text)
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     """Return a text, or the texts of a list of parts, as some servers send them.
 
     Raises:
@@ -128,27 +128,27 @@ def _text(value: Any) -> str:
     return value
 
 
-def _spoken(message: Mapping[str, Any]) -> str:
+def _spoken(message: Mapping[str, object]) -> str:
     """Return a message's text with what the model thought before it, as local models write it."""
     thought = message.get("reasoning_content") or message.get("reasoning")
     text = _text(message.get("content"))
     return f"<think>\n{thought}\n</think>\n\n{text}" if isinstance(thought, str) and thought else text
 
 
-def _count(value: Any) -> int:
+def _count(value: object) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MOST_TOKENS else 0
 
 
-def _name(value: Any) -> str | None:
+def _name(value: object) -> str | None:
     return value[:LONGEST_NAME] if isinstance(value, str) else None
 
 
-def _token_ids(value: Any) -> tuple[int, ...]:
+def _token_ids(value: object) -> tuple[int, ...]:
     ids = value if isinstance(value, list) else []
     return tuple(ids) if all(type(token) is int and 0 <= token < MOST_TOKENS for token in ids) else ()
 
 
-def _logprobs(logs: Any) -> tuple[Token, ...]:
+def _logprobs(logs: object) -> tuple[Token, ...]:
     """Return the tokens of a text with their log-probabilities; nothing where the server sends none.
 
     A chat's log-probabilities are a list of tokens under `content`, a text's four lists beside each other.

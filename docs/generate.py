@@ -8,6 +8,7 @@ import argparse
 import dataclasses
 import functools
 import inspect
+import re
 import sys
 from pathlib import Path
 
@@ -36,6 +37,18 @@ CARDS = {"V100": 125e12 * 0.30, "A800": 312e12 * 0.40}
 FLOPS_PER_PARAMETER = {"full": 8, "head": 6}
 
 
+TYPES = {
+    "string": "字符串",
+    "integer": "整数",
+    "number": "数值",
+    "boolean": "布尔值",
+    "mapping": "映射",
+    "list": "列表",
+    "anything": "任意",
+}
+PHRASES = {" or ": " 或 ", "at least": "不小于", "at most": "不大于", "above": "大于", "below": "小于"}
+
+
 MISSING: list[str] = []
 """Help texts that have no Chinese yet."""
 
@@ -55,12 +68,23 @@ def in_language(text: str, zh: bool) -> str:
     return chinese().get(flat, flat) if zh else text
 
 
+def values_in_chinese(values: str) -> str:
+    """Return in Chinese which values a key takes; choices and numbers are what they are."""
+    text = re.sub(r"list of (\w+)s\b", lambda match: f"{TYPES[match[1]]}列表", values)
+    text = re.sub(rf"\b({'|'.join(TYPES)})\b", lambda match: TYPES[match[1]], text)
+    text = re.sub("|".join(PHRASES), lambda match: PHRASES[match[0]], text)
+    text = re.sub(r"([\d,]+) to ([\d,]+)", r"\1 至 \2", text)
+    return re.sub(r"([^\x00-\xff]), ", r"\1，", text.replace(" and 不", " 且不").replace(" and 小", " 且小"))
+
+
 def table(cls: type, zh: bool = False) -> str:
     """Return a Markdown table of a section."""
     lines = ["| 配置项 | 取值 | 默认 | |" if zh else "| key | values | default | |", "| --- | --- | --- | --- |"]
     for key in describing.keys(cls):
         default = ("必填" if zh else key.default) if key.default == "required" else f"`{key.default}`"
-        lines.append(f"| `{key.name}` | {key.values} | {default} | {in_language(key.help, zh)} |")
+        lines.append(
+            f"| `{key.name}` | {values_in_chinese(key.values) if zh else key.values} | {default} | {in_language(key.help, zh)} |"
+        )
     return "\n".join(lines)
 
 

@@ -23,7 +23,10 @@ from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.training.run_directory.run import open_run
 
 ROOT = Path(__file__).resolve().parents[1]
-BLOCKS = re.findall(r"```python\n# (.*?)\n(.*?)```", (ROOT / "docs" / "extending.md").read_text("utf-8"), re.DOTALL)
+BLOCKS, IN_CHINESE = (
+    re.findall(r"```python\n# (.*?)\n(.*?)```", (ROOT / "docs" / name).read_text("utf-8"), re.DOTALL)
+    for name in ("extending.md", "extending.zh.md")
+)
 MODULES = {place: code for place, code in BLOCKS if place.startswith("my_lab/")}
 
 
@@ -45,6 +48,7 @@ def test_the_page_has_one_of_each() -> None:
         "my_lab/focal.py", "my_lab/hospital.py", "my_lab/lenient.py", "my_lab/norms.py", "my_lab/packed.py",
         "my_lab/partly_right.py", "my_lab/ward.py",
     ]  # fmt: skip
+    assert IN_CHINESE == BLOCKS
 
 
 def test_a_method_and_a_family_of_a_stranger(lab: Path) -> None:

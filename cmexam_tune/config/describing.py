@@ -119,7 +119,8 @@ def _values(part: Mapping[str, Any]) -> str:
         return ", ".join(map(_plain, choices))
     name = {"object": "mapping", "array": "list"}.get(part.get("type", ""), part.get("type", "anything"))
     if part.get("items"):
-        name += f" of {_values(part['items'])}s"
+        item, comma, limits = _values(part["items"]).partition(",")
+        name += f" of {item}s{comma}{limits}"
     if {"minimum", "maximum"} <= {*part}:
         return f"{name}, {part['minimum']:,} to {part['maximum']:,}"
     bounds = [f"{word} {part[bound]:,}" for bound, word in _BOUNDS.items() if bound in part]

@@ -284,8 +284,9 @@ def main(
         benchmark: with --results: dataset of the hub whose leaderboard the score is for; adds eval_results.yaml.
     """
     source = cli.exactly_one(run=run, average=average, task=task, rewards=rewards, results=results)
+    of_models = any((merge, format, overrides, push, licence, base_model, public))
     if results:
-        if questions is None or merge or format or style or overrides or push:
+        if questions is None or of_models or style:
             raise cli.WrongUsage(
                 "--results takes --questions, --name, --benchmark, --out and --overwrite, and needs --questions."
             )
@@ -298,7 +299,7 @@ def main(
     if name or benchmark:
         raise cli.WrongUsage("--name and --benchmark belong to --results.")
     if task or rewards:
-        if questions is None or merge or format or overrides or push:
+        if questions is None or of_models:
             raise cli.WrongUsage(
                 "--task and --rewards take --questions, --style, --out and --overwrite, and need --questions."
             )

@@ -210,6 +210,9 @@ def cases() -> list[Case]:
         (["export", "--run", "x", "--out", "folder", "--overwrite"], "--overwrite leaves it alone"),
         (["export", "--run", "x", "--out", "q.jsonl", "--overwrite"], "is a file"),
         (["export", "--run", "x", "--out", "new", "--format", "gguf"], "invalid choice"),
+        *(([*["export", "--out", "new", "--questions", "q.jsonl"], *source, *word], "take")
+          for source in (["--results", "p.jsonl"], ["--task", "lm-eval"], ["--rewards", "verl"])
+          for word in (["--license", "mit"], ["--base-model", "a/b"], ["--public"], ["--push", "a/b"], ["--merge"])),
         (["tiny", "--family", "lama", "--out", "new"], "invalid choice"), (["tiny", "--family", "llama"], "--out"),
         (["tiny", "--family", "llama", "--out", "."], "exists"), (["tiny", "--family", "llama", "--out", ".", "--overwrite"],
          "so it stays"), (["tiny", "--family", "llama", "--out", "pipe", "--overwrite"], "pipe"),

@@ -3,6 +3,8 @@
 import inspect
 import itertools
 import json
+import math
+import random
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -23,8 +25,9 @@ from cmexam_tune.models import adapters, causal, device, families
 from cmexam_tune.models.completion import to_prediction
 from cmexam_tune.models.families import Loaded
 from cmexam_tune.models.families.llama import Llama
-from cmexam_tune.models.generation import sampling
+from cmexam_tune.models.generation import decoder, sampling
 from cmexam_tune.models.generation.decoder import Likelihood
+from cmexam_tune.prompts import PromptRequest
 
 llama = Llama()
 
@@ -76,6 +79,7 @@ def test_what_does_not_fit_the_memory_is_answered_in_smaller_batches(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A card that holds three rows: nothing is lost, asked twice or answered otherwise."""
+    monkeypatch.setattr(decoder, "PASS_ON_CPU", math.inf)  # full batches
     loaded, config = model
     config = set_generation(config, mode=mode, batch_size=8)
     asked = prompts.default_prompts(questions(11), config)
@@ -99,6 +103,36 @@ def test_what_does_not_fit_the_memory_is_answered_in_smaller_batches(
     room = 0
     with pytest.raises(UserError, match=r"one prompt at a time .*ried to allocate .*max_new_tokens"):
         list(llama.engine(loaded, config).answer(asked))
+
+
+def test_rows_share_a_batch_where_that_is_not_slower() -> None:
+    """All rows once and in order, none slower than alone; without a limit the batches are full."""
+    rng = random.Random(0)
+    for saved in (0.0, 8.0, 200.0, math.inf):
+        lengths = sorted((rng.randrange(1, 2000) for _ in range(100)), reverse=True)
+        parts = [lengths[rows] for rows in decoder.batch_slices(lengths, 8, saved)]
+        assert [length for part in parts for length in part] == lengths
+        for part in parts:
+            assert len(part) <= 8 and len(part) * max(part) - sum(part) <= max(len(part) - 1, 0.1) * saved
+    assert [len(part) for part in parts] == [8] * 12 + [4]
+    assert not list(decoder.batch_slices([], 8, 8.0))
+
+
+def test_a_long_prompt_does_not_pad_short_ones(model: tuple[Loaded, Config], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten times as long: read alone, with the answers that all give together; in step with others nothing is cut."""
+    loaded, config = model
+    config = set_generation(config, mode="generate", batch_size=8, arguments={"max_new_tokens": 4})
+    asked = [
+        PromptRequest(question, lambda _: "", ids=tuple(range(20, 20 + length)))
+        for question, length in zip(questions(5), (12, 200, 14, 195, 13), strict=True)
+    ]
+    engine = llama.engine(loaded, config)
+    cut = [len(batch.items) for batch in engine.batches(engine.ask(asked))]
+    answers = {completion.request.question.id: completion for completion in engine.answer(asked)}
+    monkeypatch.setattr(decoder, "is_deepspeed_zero3_enabled", lambda: True)
+    whole = [len(batch.items) for batch in engine.batches(engine.ask(asked))]
+    assert (cut, whole) == ([2, 3], [5])
+    assert answers == {completion.request.question.id: completion for completion in engine.answer(asked)}
 
 
 def test_the_batch_is_what_the_card_carries(model: tuple[Loaded, Config], monkeypatch: pytest.MonkeyPatch) -> None:

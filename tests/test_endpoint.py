@@ -137,6 +137,7 @@ def test_what_passes_is_asked_again(fault: Fault, seconds: float) -> None:
     [
         (Fault(400, "too many tokens"), "400: too many tokens"),
         (Fault(500, "down"), "500: down"),
+        (Fault(429, "come back", {"Retry-After": "600"}), "429: come back"),
         (Fault(0), "disconnected"),
         (Fault(200, raw=b"<html>"), "no completion|Expecting value"),
         (Fault(200, raw=b'{"choices": []}'), "no completion"),
@@ -673,6 +674,15 @@ ECHOES: dict[str, Any] = {
     "bad header": Fault(wire=lambda: [f"HTTP/1.1 200 OK\r\n {KEY}\r\n: {KEY}\r\n\r\n".encode()]),
     "encoding": Fault(200, headers={"Content-Encoding": KEY}, raw=b"{}"),
     "token": good(choices=[{"message": {"content": KEY}, "logprobs": {"content": [{"token": KEY, "logprob": -1}]}}]),
+    "refusal": said(None, refusal=KEY), "tool call": said("B", tool_calls=[{"function": {"name": KEY}}]),
+    "second choice": good(choices=[*good()["choices"], {"message": {"content": KEY}}]),
+    "usage": good(usage={KEY: 1, "prompt_tokens": KEY}), "cookie": Fault(403, headers={"Set-Cookie": f"k={KEY}"}),
+    "request id": Fault(500, headers={"x-request-id": KEY}), "type and code": Fault(
+        400, raw=json.dumps({"error": {"message": None, "type": KEY, "code": KEY, "param": KEY}}).encode()),
+    "list of errors": Fault(400, raw=json.dumps([{"error": {"message": f"x {SPLIT}"}}]).encode()),
+    "no JSON cut": Fault(200, raw=b"x" * 285 + KEY.encode()), "wait": Fault(429, headers={"Retry-After": KEY}),
+    "no UTF-8": Fault(400, raw=b"\xff" + KEY.encode() + b"\xff"), "host": Fault(
+        307, headers={"Location": f"http://{KEY}@127.0.0.1:9/v1"}),
 }  # fmt: skip
 
 

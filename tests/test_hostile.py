@@ -245,6 +245,49 @@ def test_a_template_ends(name: str) -> None:
         template.render(Dialogue("问"))
 
 
+def in_little_memory(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run code in a process that gets 6 GiB of addresses."""
+    import resource
+
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(SAMPLE.parents[1])},
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30)),
+    )  # fmt: skip
+
+
+def test_a_template_that_wants_all_memory(tmp_path: Path) -> None:
+    """Nothing but the machine's memory bounds one expression; what it does not hold is one message."""
+    code = """
+from cmexam_tune.core.errors import UserError
+from cmexam_tune.prompts import Dialogue
+from cmexam_tune.prompts.chat_template import TEMPLATES, ChatTemplate
+own = TEMPLATES["none"].apply.func
+try:
+    ChatTemplate("auto", lambda messages, num_examples: own("{{ 'x'.center(10**10) }}", None)).render(Dialogue("q"))
+except UserError as error:
+    print(error)"""
+    done = in_little_memory(code, tmp_path)
+    assert done.stdout.startswith("the model's chat template cannot be filled (MemoryError)"), done
+
+
+@pytest.mark.slow  # 2 GiB are unpacked
+@pytest.mark.parametrize("name", ["line.csv", "line.json", "line.jsonl"])
+def test_a_line_of_two_gigabytes_in_a_zip(name: str, tmp_path: Path) -> None:
+    with (
+        zipfile.ZipFile(tmp_path / "exam.zip", "w", zipfile.ZIP_DEFLATED, compresslevel=1) as packed,
+        packed.open(name, "w", force_zip64=True) as member,
+    ):
+        member.write({"line.csv": b"Question,Options,Answer,Explanation\n"}.get(name, b'{"question": "'))
+        for _ in range(128):
+            member.write(b"x" * (16 << 20))
+    words = ["preprocess", "cmexam", "--input", "exam.zip", "--out", "out"]
+    code = f"import sys; from cmexam_tune import __main__; from cmexam_tune.core import cli; cli.run(__main__.main, {words})"
+    done = in_little_memory(code, tmp_path)
+    assert done.returncode == 2 and "Traceback" not in done.stderr and "exam.zip" in done.stderr, done
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     "values",
     [

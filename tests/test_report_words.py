@@ -24,6 +24,41 @@ RELEASED = real_data.find("CMB-test-choice-answer.json")
 CHINESE = re.compile(r"[\u3400-\u9fff]")
 
 
+SENTENCES = {
+    " predictions, {answered": "{'' if count == 1 else 's'} asked",
+    "outputs were cut off by their limit": "outputs reached generation.max_new_tokens and were cut",
+    ">Each two runs": "Pairwise (second minus first)",
+    "Same readable answer / %": "Same readable answer in both",
+    "what would be found four times out of five": "smallest difference in accuracy that would be found with 80% power",
+    "points would be found four times": "a difference of",
+    "Lines: the right answer": "Rows: correct answer; columns: model's answer.",
+    "off the outlined diagonal": "A dark column outside the diagonal means the model favours that letter",
+    "' is no program": "error: unknown command ",
+    "fewer options than possible": "fewer than {",
+    "  not read: ": "columns ignored: ",
+    "it holds the sampling of questions": "Accuracy: questions and seeds; other metrics: seeds only.",
+    "seed(s) a row": "} per row.",
+    "process(es)": "per host, {",
+    "GiB of the host's": "host RAM {",
+    "a trained adapter as a loadable model": "write a run as a merged model or adapter",
+    "it needs another build of PyTorch": "V100 needs a different PyTorch build",
+    "the same outputs by every published scorer": "the same outputs scored by every published script",
+    "tiny random models cannot do more": "that is all a tiny random model can show",
+    "条，其中 0 条仍在思考": "请调大 generation.max_new_tokens",
+    "从 ${before} 到": "与 ${before} 相比",
+}
+"""Sentence that newcomers stumbled over, as it stood in a source -> what stands there now."""
+
+
+def test_sentences_that_nobody_understood_stay_away():
+    home = SAMPLE.parent
+    paths = [path for kind in ("*.py", "*.js", "*.yaml") for path in home.rglob(kind)]
+    paths += [home.parent / name for name in ("README.md", "README.zh.md")]
+    text = "\n".join(path.read_text(encoding="utf-8") for path in paths)
+    assert [words for words in SENTENCES if words in text] == []
+    assert [words for words in SENTENCES.values() if words not in text] == []
+
+
 def sample_values():
     """Yield (facet, value) of every question of the shipped sample."""
     with (SAMPLE / "cmexam/test_with_annotations.csv").open(encoding="utf-8-sig", newline="") as handle:

@@ -1,6 +1,7 @@
 """A local model that writes or chooses: how it is asked, and the three modes in which it answers."""
 
 import bisect
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -33,6 +34,9 @@ HOST_MEMORY = "can't allocate memory"
 """What torch says where the memory of this machine is not enough."""
 FEW = 4
 """Requests from which on it is worth to read apart what their prompts begin with."""
+PASS_ON_CPU, PASS_ON_CARD = 8, 256
+"""Tokens of prompts that take as long as one more forward pass, whatever it holds: measured by benchmarks/batches.py on
+a CPU; an estimate for cards, which read so many while they fetch the weights once."""
 
 
 class Batch(NamedTuple):
@@ -40,6 +44,25 @@ class Batch(NamedTuple):
 
     items: list[Item]
     start: SharedPrefix | None
+
+
+def batch_slices(lengths: Sequence[int], most: int, saved: float) -> Iterator[slice]:
+    """Yield slices of rows of so many tokens that are not slower together than one by one.
+
+    Args:
+        lengths: tokens of each row.
+        most: rows of a slice.
+        saved: what each row saves that needs no forward passes of its own, in tokens of padding.
+    """
+    first = tokens = width = 0
+    for place, length in enumerate(lengths):
+        others, wider = place - first, max(width, length)
+        if others == most or (others + 1) * wider - tokens - length > others * saved:
+            yield slice(first, place)
+            first, tokens, wider = place, 0, length
+        tokens, width = tokens + length, wider
+    if lengths:
+        yield slice(first, len(lengths))
 
 
 class Decoder(PromptTokens):
@@ -88,22 +111,36 @@ class Decoder(PromptTokens):
             yield from self._within_memory(mode, window)
 
     @property
+    def _in_step(self) -> bool:
+        """Whether all processes take every forward pass together, each with a batch: ZeRO-3 gathers its weights so."""
+        return bool(is_deepspeed_zero3_enabled())  # type: ignore[no-untyped-call]
+
+    @property
     def batch_size(self) -> int:
         """Prompts that are answered together: `generation.batch_size`, halved each time it did not fit the card."""
         return max(self._size >> self._halvings, 1)
 
     def _fit_batch(self, longest: int) -> None:
-        """Find `generation.batch_size=auto` for prompts of so many tokens.
-
-        Under ZeRO-3 processes take every step together, whatever is free on each card.
-        """
-        zero3: bool = is_deepspeed_zero3_enabled()  # type: ignore[no-untyped-call]
-        if self.config.generation.batch_size == "auto" and not zero3:
+        """Find `generation.batch_size=auto` for prompts of so many tokens."""
+        if self.config.generation.batch_size == "auto" and not self._in_step:
             generation = self.config.generation
-            writes = generation.mode == "generate"
-            new = (self.new_tokens if writes else 0) + generation.thinking_tokens
             beams = int(generation.arguments.get("num_beams") or 1)
-            self._size = kv_cache.rows_that_fit(self.model, longest + new, beams) or generation.prompts_at_once
+            self._size = (
+                kv_cache.rows_that_fit(self.model, longest + self._most_written, beams) or generation.prompts_at_once
+            )
+
+    @property
+    def _most_written(self) -> int:
+        """Tokens that a row may be longer than its prompt."""
+        generation = self.config.generation
+        return (self.new_tokens if generation.mode == "generate" else 0) + generation.thinking_tokens
+
+    @property
+    def _saved(self) -> float:
+        """What a row saves by sharing the forward passes of a batch, in tokens of its prompt."""
+        # Where passes are taken in step all processes need equally many batches.
+        each = math.inf if self._in_step else PASS_ON_CARD if device.is_accelerated() else PASS_ON_CPU
+        return each * (1 + self._most_written)
 
     def _within_memory(self, mode: "Mode", requests: Sequence[PromptRequest]) -> Iterator[Completion]:
         """Yield what `mode` makes of requests; those of a batch that the card cannot hold are asked in smaller ones."""
@@ -130,8 +167,7 @@ class Decoder(PromptTokens):
             OutOfMemoryError: nothing can be asked again, because a part of it was told, or because other processes
                 take every step together with this one.
         """
-        zero3: bool = is_deepspeed_zero3_enabled()  # type: ignore[no-untyped-call]
-        if zero3 or any(row.tell for row in self.row_options.values()):
+        if self._in_step or any(row.tell for row in self.row_options.values()):
             raise error
         if self.batch_size == 1:
             raise UserError(
@@ -154,15 +190,16 @@ class Decoder(PromptTokens):
         rest = [item for group in groups.values() if len(group) < FEW for item in group]
         large = [group for group in groups.values() if len(group) >= FEW] + [rest] * bool(rest)
         self._fit_batch(max((len(item.ids) for item in items), default=0))
-        size = self.batch_size
+        size, saved = self.batch_size, self._saved
         for group in sorted(large, key=lambda group: -max(len(item.ids) for item in group)):
             start = None
             if group is not rest:
                 with inference(self.model):
                     start = kv_cache.read_shared_prefix(self.model, [item.ids for item in group], self.pad)
             order = sorted(group, key=lambda item: (key(item), -len(item.ids)))
-            for first in range(0, len(order), size):
-                yield Batch(order[first : first + size], start)
+            known = len(start.ids) if start else 0
+            for rows in batch_slices([len(item.ids) - known for item in order], size, saved):
+                yield Batch(order[rows], start)
 
     def run(
         self,

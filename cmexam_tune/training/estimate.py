@@ -20,7 +20,7 @@ from cmexam_tune.training import arguments, objectives
 from cmexam_tune.training.data.batches import TrainingData
 from cmexam_tune.training.data.encoding import Encoder, truncation_table
 from cmexam_tune.training.data.questions import QuestionFiles
-from cmexam_tune.training.data.sampler import Plan
+from cmexam_tune.training.data.sampler import MicroBatch, Plan, slots
 from cmexam_tune.training.logits import CHUNK, can_fuse
 from cmexam_tune.training.run_directory import run
 
@@ -424,12 +424,18 @@ def activations(
 
 
 def mask_numbers(data: TrainingData) -> int:
-    """Return the numbers in the attention mask of the first micro-batch, which holds the longest question.
+    """Return the numbers in the largest attention mask of an epoch, one for all layers.
 
-    All layers share one. Padding on the right of a causal model needs none, nor does FlashAttention.
+    Padding on the right of a causal model needs none, nor does FlashAttention.
     """
-    (plan,) = next(iter(data.sampler(0, 1)))
-    batch = data.train[Plan(plan.micro[:1], 0)].micro[0]
+    lengths = data.train.lengths
+
+    def size(micro: MicroBatch) -> tuple[bool, int]:
+        packed = any(len(row) > 1 for row in micro)
+        return packed, slots(micro, lengths) * max(sum(lengths[i] for i in row) for row in micro)
+
+    largest = max((micro for (plan,) in data.sampler(0, 1) for micro in plan.micro), key=size)
+    batch = data.train[Plan((largest,), 0)].micro[0]
     if MASKED.isdisjoint(batch) or UNMASKED in batch:
         return 0
     rows, length = batch["input_ids"].shape

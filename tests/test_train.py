@@ -5,11 +5,15 @@ import json
 import os
 import shutil
 import signal
+import sys
+import types
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import training_kit
+import transformers
 from training_kit import losses, weights
 
 torch = pytest.importorskip("torch")
@@ -20,7 +24,7 @@ from cmexam_tune import config
 from cmexam_tune import train as program
 from cmexam_tune.core.errors import ConfigError, UserError
 from cmexam_tune.train import train
-from cmexam_tune.training import arguments, callbacks, checkpoints
+from cmexam_tune.training import arguments, callbacks, checkpoints, estimate
 from cmexam_tune.training.run_directory import run as runs
 from cmexam_tune.training.run_directory import starting
 
@@ -353,6 +357,39 @@ def test_validation_loss_does_not_disturb_training(folder: Path) -> None:
     )
     assert losses(quiet) == losses(watched)
     assert len({entry["eval_loss"] for entry in watched.log if "eval_loss" in entry}) == 4
+
+
+def test_liger_gets_the_base_model_where_it_has_kernels_for_it(
+    folder: Path, plain: runs.Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In place of its Triton kernels, which need a card, stands a norm that computes the same in another way."""
+    patched: list[tuple[str, dict[str, bool]]] = []
+
+    def apply(model: Any, **kernels: bool) -> None:
+        patched.append((type(model).__name__, kernels))
+        for layer in model.model.layers:
+            norm = layer.input_layernorm
+            norm.forward = partial(torch.nn.functional.rms_norm, normalized_shape=norm.weight.shape, weight=norm.weight,
+                                   eps=norm.variance_epsilon)  # fmt: skip
+
+    kernels: Any = types.ModuleType("liger_kernel.transformers")
+    kernels._apply_liger_kernel_to_instance = apply
+    kinds: Any = types.ModuleType("liger_kernel.transformers.monkey_patch")
+    kinds.MODEL_TYPE_TO_APPLY_LIGER_FN = {"llama": apply}
+    for module in (types.ModuleType("liger_kernel"), kernels, kinds):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    for place in (arguments, transformers.integrations.liger):
+        monkeypatch.setattr(place, "is_liger_kernel_available", lambda: True)
+    monkeypatch.setattr(arguments.metadata, "version", lambda name: "0.8.5")
+    chosen = {"training__use_liger_kernel": True, "training__liger_kernel_config": {"rope": False}}
+    fused = train(training_kit.recipe(folder, out=str(folder / "fused"), tuning__lora_dropout=0.0, **chosen))
+    assert patched == [("LlamaForCausalLM", {"rope": False})]
+    assert losses(fused) == pytest.approx(losses(plain), rel=1e-5)
+    kinds.MODEL_TYPE_TO_APPLY_LIGER_FN = {"qwen2": apply}
+    refused = training_kit.recipe(folder, out=str(folder / "refused"), **chosen)
+    for refuse in (lambda: train(refused), lambda: estimate.dry_run(refused, program.question_files(refused)[0])):
+        with pytest.raises(ConfigError, match=r"use_liger_kernel: Liger 0\.8\.5 has no kernels for .* type llama"):
+            refuse()
 
 
 @pytest.mark.slow

@@ -1,10 +1,12 @@
 """From a Config to `transformers.TrainingArguments`: number formats, DeepSpeed, and the layout of the batches."""
 
 import dataclasses
+import importlib
 import os
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +154,7 @@ def check(config: Config, card: "Card", model: Any) -> None:
         raise device.no_4bit(card.name)
     objective = objectives.named(config.training.objective)
     values = _values(config, objective, card)
+    check_kernels(config, model)
     if values.get("deepspeed"):
         deepspeed_path(str(values.pop("deepspeed")))
     # transformers would wait for the other processes that a launcher starts, and look for the card.
@@ -163,6 +166,21 @@ def check(config: Config, card: "Card", model: Any) -> None:
         raise ConfigError(f"training: {first_line(error)}") from None
     finally:
         os.environ.update(alone)
+
+
+def check_kernels(config: Config, model: Any) -> None:
+    """Refuse Liger for a kind of model that it has no kernels for: it would change nothing, and say so in its log only.
+
+    Raises:
+        ConfigError: such a model.
+    """
+    if config.training.arguments.get("use_liger_kernel"):
+        known = importlib.import_module("liger_kernel.transformers.monkey_patch").MODEL_TYPE_TO_APPLY_LIGER_FN
+        if (kind := model.config.model_type) not in known:
+            raise ConfigError(
+                f"training.use_liger_kernel: Liger {metadata.version('liger-kernel')} has no kernels for models of "
+                f"type {kind}. Leave it out."
+            )
 
 
 def check_supported(config: Config) -> None:

@@ -73,6 +73,7 @@ def fit(
     set_seed(args.seed)
     base = load_base(family, config.model, train, args)
     model: Any = method.attach(base.model, family, config.tuning.settings)
+    arguments_of.check_kernels(config, model)
     arguments_of.fit_deepspeed(args, model)
     if first:
         for line in arguments_of.harmful_settings(config.training, method, args, model):

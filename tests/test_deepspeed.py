@@ -130,6 +130,24 @@ def test_tuning_on_two_processes(folder: Path, layout: str, stage: str, tuning: 
     assert runs.load(other.path)[1].model is not None
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["zero2", "zero3"])
+def test_a_run_goes_on_with_another_batch_size(folder: Path, stage: str) -> None:
+    """As after running out of memory: a step has the same questions, in smaller batches."""
+    path, out = experiment(folder, f"{stage}_smaller", training__save_steps=2), folder / f"{stage}_smaller"
+    whole = two(path, out, f"training.deepspeed={stage}")
+    expected, kept = losses(whole), out.rename(folder / f"{stage}_whole")
+    out.mkdir()
+    for name in ("config.yaml", "environment.json", "log.jsonl"):
+        shutil.copy(kept / name, out / name)
+    shutil.copytree(kept / "checkpoint-2", out / "checkpoint-2")
+    smaller = ("training.per_device_train_batch_size=1", "training.gradient_checkpointing=true")
+    other = two(path, out, f"training.deepspeed={stage}", *smaller)
+    assert losses(other) == pytest.approx(expected, rel=1e-5) and len(expected) > 3
+    for key, value in weights(runs.open_run(kept)).items():
+        assert torch.allclose(weights(other)[key], value, atol=1e-5), key
+
+
 def test_buckets_are_sized_to_what_is_trained() -> None:
     most = arguments.MAX_BUCKET
     for trained, expected in ((4_000_000, 4_000_000), (7_000_000_000, most), (10, 2**16), (70_001, 70_002)):

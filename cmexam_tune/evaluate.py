@@ -29,7 +29,6 @@ Predictions = str | Path | Sequence[Prediction]
 Questions = str | Path | Sequence[Question]
 
 ALL, THIS = "all", "this run"
-SUBSET = "subset.questions.jsonl"
 EPILOG = """writes DIR/report.json, DIR/report.md and DIR/report.html (one file, no network needed).
 
 In report.json accuracy, its Wilson 95% interval accuracy_ci, BLEU and ROUGE are percentages; precision, recall and
@@ -162,11 +161,9 @@ def evaluate(
     )
     if out is None:
         return report
-    if subset is not None:
-        chosen = set(report.computed["item_response"].subset.ids)
-        path = Path(out) / SUBSET
-        jsonl.write(path, [question for question in scored if question.id in chosen], overwrite)
-    return writing.write(report, shown, out, overwrite=overwrite, latex=latex)
+    ids = set() if subset is None else set(report.computed["item_response"].subset.ids)
+    chosen = [question for question in scored if question.id in ids]
+    return writing.write(report, shown, out, overwrite=overwrite, latex=latex, subset=chosen)
 
 
 def _several_runs(
@@ -247,7 +244,7 @@ def _check_out(out: str | Path | None, overwrite: bool) -> None:
         return
     if Path(out).exists() and not Path(out).is_dir():
         raise UserError(f"{out}: is a file, --out needs a folder.")
-    for name in (*writing.NAMES, SUBSET):
+    for name in writing.NAMES:
         files.check_output(Path(out) / name, overwrite)
 
 

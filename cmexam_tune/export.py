@@ -255,6 +255,7 @@ def main(
     style: Annotated[str | None, Flag("NAME|FILE")] = None,
     name: str = "",
     benchmark: Annotated[str | None, Flag("OWNER/NAME")] = None,
+    limit: int | None = None,
     out: Folder,
     merge: bool = False,
     format: Format | None = None,
@@ -282,22 +283,23 @@ def main(
         style: with --task or --rewards: prompt style or file (default: cmb_answer, for --rewards cmb_cot).
         name: with --results: what the system is called (default: its run, model or file).
         benchmark: with --results: dataset of the hub whose leaderboard the score is for; adds eval_results.yaml.
+        limit: with --results: seal only the first so many questions (after `predict --limit`).
     """
     source = cli.exactly_one(run=run, average=average, task=task, rewards=rewards, results=results)
     of_models = any((merge, format, overrides, push, licence, base_model, public))
     if results:
         if questions is None or of_models or style:
             raise cli.WrongUsage(
-                "--results takes --questions, --name, --benchmark, --out and --overwrite, and needs --questions."
+                "--results takes --questions, --name, --benchmark, --limit, --out and --overwrite, and needs the first."
             )
         day = date.today().isoformat()
         seal = sealed_folder.seal(
-            results, questions, out, PROGRAM, day, name=name, benchmark=benchmark, overwrite=overwrite
+            results, questions, out, PROGRAM, day, name=name, benchmark=benchmark, limit=limit, overwrite=overwrite
         )
         cli.say(f"{out}\nseal: {seal}")
         return
-    if name or benchmark:
-        raise cli.WrongUsage("--name and --benchmark belong to --results.")
+    if name or benchmark or limit is not None:
+        raise cli.WrongUsage("--name, --benchmark and --limit belong to --results.")
     if task or rewards:
         if questions is None or of_models:
             raise cli.WrongUsage(

@@ -1,10 +1,12 @@
-"""Clients and harnesses as their users run them, each in an environment of its own, against `cmexam-tune serve`.
+"""Clients and harnesses as their users run them, each in an environment of its own, against `cmexam-tune serve`; and
+the validator of Every Eval Ever on what we seal.
 
 The environments are made where the package index can be reached; CMEXAM_TUNE_CLIENTS names the folder that keeps them.
 """
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -13,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import test_sealed
 from test_own_server import call, served, train
 
 from cmexam_tune.core import jsonl
 from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.evaluate import evaluate
+from cmexam_tune.interop.sealing import sealed_folder
 
 pytestmark = pytest.mark.slow
 HOME = Path(os.environ.get("CMEXAM_TUNE_CLIENTS", Path(tempfile.gettempdir()) / "cmexam_tune_clients"))
@@ -27,18 +31,20 @@ PACKAGES = {
     "lmeval": ("lm-eval[api]", "transformers"),
     "evalscope": ("evalscope",),
     "inspect": ("inspect_ai", "openai"),
+    "every_eval_ever": ("every-eval-ever==0.3.0",),
 }
 """Environment -> what is installed there: litellm and inspect_ai want different releases of openai."""
 COUNT = 4
 
 
-def environment(name: str) -> Path:
+def environment(name: str, python: str = sys.executable) -> Path:
     """Return the folder of an environment's programs, made if it is not there."""
     programs, done = HOME / f"env-{name}" / "bin", HOME / f"env-{name}" / "installed"
     if not done.is_file():
-        subprocess.run([sys.executable, "-m", "venv", programs.parent], check=True)
-        install = [programs / "python", "-m", "pip", "install", "--quiet", *PACKAGES[name]]
-        made = subprocess.run(install, capture_output=True, text=True)
+        made = subprocess.run([python, "-m", "venv", programs.parent], capture_output=True, text=True)
+        if not made.returncode:
+            install = [programs / "python", "-m", "pip", "install", "--quiet", *PACKAGES[name]]
+            made = subprocess.run(install, capture_output=True, text=True)
         if made.returncode:
             pytest.skip(
                 f"{', '.join(PACKAGES[name])} cannot be installed: {made.stderr.strip().splitlines()[-1][:200]}"
@@ -257,3 +263,18 @@ def test_our_own_predict_answers_alike_here_and_there(mode: str, folder: Path, a
     assert len(answers[0]) == COUNT and answers[0] == answers[1]
     assert mode != "generate" or texts[0] == texts[1]
     assert "warning" not in (folder / f"remote-{mode}.jsonl.meta.json").read_text(encoding="utf-8")
+
+
+def test_every_eval_ever_takes_what_is_sealed(tmp_path: Path) -> None:
+    """Merge-ready where the model is named as on the hub; of one in a folder nobody knows the developer."""
+    python = next(filter(None, map(shutil.which, ("python3.12", "python3.13"))), sys.executable)
+    programs = environment("every_eval_ever", python)
+    asked, written = test_sealed.write(tmp_path, test_sealed.exam())
+    note = Path(f"{written}.meta.json")
+    note.write_text(
+        note.read_text("utf-8").replace("/somewhere/secret/tiny-llama", "HuggingFaceTB/SmolLM2-135M"), "utf-8"
+    )
+    sealed_folder.seal(written, asked, tmp_path / "sealed", "export", "2026-01-02")
+    files = [str(path.relative_to(tmp_path / "sealed")) for path in (tmp_path / "sealed").glob("data/*/*/*/*")]
+    said = run(tmp_path / "sealed", programs / "python", "-m", "every_eval_ever", "validate", *files)
+    assert len(files) == 2 and "2 passed, 0 warning-only, 0 failed" in said, said

@@ -570,7 +570,8 @@ def test_explanations_of_an_exam_are_judged_and_a_person_agrees_or_not(tmp_path:
         for i in range(6)
     ]
     jsonl.write(tmp_path / "test.questions.jsonl", exam)
-    lines = [Prediction(q.id, f"答案: A\n解释: 模型解析{i}" if i else "答案: A", "A") for i, q in enumerate(exam)]
+    explained = [f"模型解析{i}" + "很长" * i for i in range(6)]
+    lines = [Prediction(q.id, f"答案: A\n解释: {explained[i]}" if i else "答案: A", "A") for i, q in enumerate(exam)]
     jsonl.write(tmp_path / "model.jsonl", lines)
     scores = {"correctness": 4, "argument": 3, "coverage": 2, "clarity": 5}
 
@@ -597,6 +598,10 @@ def test_explanations_of_an_exam_are_judged_and_a_person_agrees_or_not(tmp_path:
     found = judge([predictions], questions, [], tmp_path / "out", imported=[tmp_path / "doctor.xlsx"])
     coverage = next(line for line in found["agreement"] if line["axis"] == "coverage")
     assert coverage["n"] == 4 and coverage["spearman"] == pytest.approx(1.0)
+    lengths = {(row["judge"], row["axis"]): row["spearman"] for row in found["length"]}
+    expected = stats.spearmanr([len(explained[i]) for i in (1, 2, 4, 5)], [1 + i % 3 for i in (1, 2, 4, 5)]).statistic
+    assert lengths["gpt", "coverage"] == lengths["doctor", "coverage"] == pytest.approx(expected)
+    assert lengths["gpt", "clarity"] is None, "one score for all"
     assert "HuatuoGPT" not in (tmp_path / "out" / "judge.md").read_text(encoding="utf-8")
     jsonl.write(questions, [replace(question, explanation=None) for question in exam], overwrite=True)
     with pytest.raises(UserError, match=r"holds no cases .* and no questions with explanations"):

@@ -105,6 +105,8 @@ def test_the_report_says_it_and_writes_a_subset(tmp_path):
     values = json.loads((tmp_path / "out" / "report.json").read_text(encoding="utf-8"))
     assert values["item_response"]["model"] == "Rasch" and len(values["item_response"]["items"]) == 600
     assert "Ability and difficulty" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    evaluate(paths[0], tmp_path / "q.jsonl", tmp_path / "out", overwrite=True)
+    assert not (tmp_path / "out" / "subset.questions.jsonl").exists(), "of the report that was replaced"
 
 
 def test_two_runs_say_nothing_about_difficulty(tmp_path):

@@ -113,6 +113,26 @@ def agreements(judged: Sequence[Judged], axes: Sequence[str]) -> list[dict[str, 
     return rows
 
 
+def by_length(
+    judged: Sequence[Judged], lengths: Mapping[Key, int], axes: Sequence[str]
+) -> list[dict[str, str | float | int | None]]:
+    """Return for every judge and each axis how its scores go with the length of the answers (Spearman).
+
+    Args:
+        judged: of every judge and predictions file.
+        lengths: characters of each answer.
+        axes: of the rubric.
+    """
+    rows: list[dict[str, str | float | int | None]] = []
+    for judge in dict.fromkeys(run.judge for run in judged):
+        scores = pairs(judged, judge)
+        for axis in axes:
+            values = [scores[key][axis] for key in scores]
+            spearman = correlations(values, [lengths[key] for key in scores])["spearman"]
+            rows.append({"judge": judge, "axis": axis, "n": len(values), "spearman": spearman})
+    return rows
+
+
 def _mean(scores: Mapping[Key, Mapping[str, int]], keys: Sequence[Key], model: str) -> float:
     return fmean(fmean(scores[key].values()) for key in keys if key[0] == model)
 

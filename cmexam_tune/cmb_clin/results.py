@@ -43,9 +43,13 @@ def summary(
             if (values := [float(mean) for means in by_judge.values() if (mean := means[axis]) is not None])
         }
         models[model] = {**_answered(cases, answers), "judges": by_judge, "over_judges": together}
+    lengths = {
+        (model, key): len(text) for model, answers in predictions.items() for key, text in _read(answers).items()
+    }
     return {
         "models": models,
         "agreement": judgements.agreements(judged, axes),
+        "length": judgements.by_length(judged, lengths, axes),
         "moves": judgements.sensitivity(judged, axes),
     }
 
@@ -82,11 +86,7 @@ def _answered(cases: Sequence[Case], answers: Sequence[Prediction]) -> dict[str,
     """
     from cmexam_tune.evaluation import text_metrics
 
-    texts = {
-        answer.question_id: answer.text.rpartition("</think>")[2].strip()
-        for answer in answers
-        if answer.finish != "error"
-    }
+    texts = _read(answers)
     references = [turn.answer for case in cases for turn in case.turns]
     hypotheses = [texts.get(name, "") for name in dialogue.keys(cases)]
     scores = text_metrics.aggregate(text_metrics.pair_statistics(hypotheses, references))
@@ -97,11 +97,22 @@ def _answered(cases: Sequence[Case], answers: Sequence[Prediction]) -> dict[str,
     }
 
 
+def _read(answers: Sequence[Prediction]) -> dict[str, str]:
+    """Return id of a turn -> what its reader sees of the answer."""
+    return {
+        answer.question_id: answer.text.rpartition("</think>")[2].strip()
+        for answer in answers
+        if answer.finish != "error"
+    }
+
+
 def tables(result: Mapping[str, Any], axes: Sequence[str]) -> list[Table]:
-    """Return the tables of a summary: scores beside the paper's, text metrics, agreement, and how far scores move."""
+    """Return the tables of a summary: scores beside the paper's, text metrics, and how far scores can be relied on."""
     summary_tables = [_scores(result, axes), _texts(result)]
     if result["agreement"]:
         summary_tables.append(_agreement(result["agreement"]))
+    if result["length"]:
+        summary_tables.append(_length(result["length"]))
     if result["moves"]:
         summary_tables.append(_moves(result["moves"]))
     if result["temperatures"]:
@@ -172,6 +183,18 @@ def _agreement(agreements: Sequence[Mapping[str, Any]]) -> Table:
     )
     head = (Text("judges", "评委"), AXIS, "n", *measures)
     return Table(head, tuple(lines), Text("Agreement of the judges", "评委一致性"), note)
+
+
+def _length(rows: Sequence[Mapping[str, Any]]) -> Table:
+    lines = [(row["judge"], row["axis"], str(row["n"]), _number(row["spearman"])) for row in rows]
+    note = Text(
+        "Spearman correlation of the scores with the answers' characters. Longer answers may be better ones: a judge "
+        "that likes length for its own sake is well above the people who scored the same answers.",
+        "得分与作答字数的 Spearman 相关。较长的作答也可能确实更好；若某评委的相关明显高于评同样作答的人，"
+        "则说明它偏好长度本身。",
+    )
+    head = (Text("judge", "评委"), AXIS, "n", "spearman")
+    return Table(head, tuple(lines), Text("Scores and length", "得分与长度"), note)
 
 
 def _moves(sensitivities: Sequence[Mapping[str, Any]]) -> Table:

@@ -1,14 +1,18 @@
-"""The files of a report: JSON, Markdown, HTML and LaTeX."""
+"""The files of a report: JSON, Markdown, HTML, LaTeX, and questions that stand for the whole."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
+from cmexam_tune.core import jsonl
 from cmexam_tune.core.files import write_together
+from cmexam_tune.core.schema import Question
 from cmexam_tune.report import page, sections
 from cmexam_tune.report.full_report import FullReport
 from cmexam_tune.report.page import Runs
 
-NAMES = ("report.json", "report.md", "report.html", "report.tex")
+SUBSET = "subset.questions.jsonl"
+NAMES = ("report.json", "report.md", "report.html", "report.tex", SUBSET)
 
 
 def write(
@@ -18,8 +22,9 @@ def write(
     *,
     overwrite: bool = False,
     latex: bool = False,
+    subset: Sequence[Question] = (),
 ) -> FullReport:
-    """Write report.json, report.md, report.html and with `latex` report.tex to the folder `out`.
+    """Write report.json, report.md, report.html, and where they are wanted the others of `NAMES`, to the folder `out`.
 
     Args:
         report: What `building.build` returned.
@@ -27,6 +32,7 @@ def write(
         out: Folder, made where it is missing.
         overwrite: Replace reports that are there.
         latex: Also write tables for a paper.
+        subset: Questions that stand for the whole.
 
     Returns:
         The report.
@@ -42,6 +48,8 @@ def write(
     }
     if latex:
         texts["report.tex"] = sections.latex(report)
+    if subset:
+        texts[SUBSET] = "".join(f"{jsonl.dumps(question)}\n" for question in subset)
     with write_together(Path(out), "report", overwrite) as claim:
         for name, text in texts.items():
             claim(name).write_text(text, encoding="utf-8")

@@ -15,7 +15,7 @@ Everything but the first three is derived from them: `derive` is what both writi
 import hashlib
 import json
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -86,6 +86,8 @@ class Head:
     """Of ids and checksums of all questions, in order: equal where two folders are of the same questions."""
     predictions_sha256: str
     """Of the predictions file as it was given."""
+    of: int | None = field(default=None, metadata=OMIT_IF_DEFAULT)
+    """Questions in that file, where only the first of them were sealed."""
     benchmark: str | None = field(default=None, metadata=OMIT_IF_DEFAULT)
     """Dataset of the Hugging Face hub whose leaderboard the score is meant for."""
     code: Mapping[str, str] = field(default_factory=dict)
@@ -162,7 +164,9 @@ def derive(
 
 def _about(head: Head, metadata: PredictionMetadata, n: int) -> shared_records.About:
     who = identity.identify(metadata, head.questions, n, STANDARD, head.date)
-    return shared_records.About(head.name, who, metadata, head.questions_sha256, head.code, head.benchmark)
+    apart = (head.name, head.date, head.questions_sha256, head.predictions_sha256)
+    digest = hashlib.sha256("\n".join(apart).encode()).digest()
+    return shared_records.About(head.name, who, metadata, head.questions_sha256, digest, head.code, head.benchmark)
 
 
 def _reading(item: Graded) -> list[Any]:
@@ -190,6 +194,7 @@ def seal(
     *,
     name: str = "",
     benchmark: str | None = None,
+    limit: int | None = None,
     overwrite: bool = False,
 ) -> str:
     """Write a sealed folder and return its seal.
@@ -202,6 +207,7 @@ def seal(
         date: The day, ISO 8601.
         name: What the system is called; default: its run or model, else the file.
         benchmark: Dataset of the hub whose leaderboard the score is meant for.
+        limit: Seal only the first so many questions.
         overwrite: Replace a folder that this program wrote.
 
     Raises:
@@ -210,8 +216,10 @@ def seal(
     target = files.check_folder(out, program, overwrite, keep=[predictions, questions])
     if benchmark is not None and (benchmark.count("/") != 1 or not all(benchmark.split("/"))):
         raise UserError(f"--benchmark {benchmark}: a dataset of the hub is needed, OWNER/NAME.")
-    exam = list(jsonl.read(questions, Question))
-    outputs = other_tools.read(predictions, exam)
+    whole = list(jsonl.read(questions, Question))
+    exam, selection = grading.select(whole, (), limit=limit)
+    left_out = {question.id for question in whole[len(exam) :]}
+    outputs = [output for output in other_tools.read(predictions, whole) if output.question_id not in left_out]
     found = prediction_metadata.read(predictions) or PredictionMetadata()
     # What is passed on names no folder of this machine; it is also what the scores are computed with.
     metadata = PredictionMetadata(identity.portable(found.values))
@@ -223,6 +231,7 @@ def seal(
         questions=who.questions,
         questions_sha256=digest_of(sealed),
         predictions_sha256=files.sha256(predictions),
+        of=selection and selection.of,
         benchmark=benchmark,
         code=code(),
     )
@@ -236,6 +245,7 @@ def seal(
 
 def write(path: Path, content: object) -> None:
     """Write a file of the folder: text, JSON lines or JSON, as `Derived.documents` holds them."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     if isinstance(content, str):
         with files.atomic_write(path) as handle:
             handle.write(content)
@@ -247,16 +257,22 @@ def write(path: Path, content: object) -> None:
 
 def write_seal(folder: Path, head: Head) -> str:
     """Write `seal.json` over the files of a folder, and return the seal."""
-    checksums = {path.name: files.sha256(path) for path in contents(folder)}
+    checksums = {name: files.sha256(path) for name, path in contents(folder).items()}
     values = {**json.loads(jsonl.dumps(head)), "files": checksums}
     values["seal"] = seal_of(values)
     files.write_json(folder / SEAL, values)
     return str(values["seal"])
 
 
-def contents(folder: Path) -> Iterator[Path]:
-    """Yield the files that the seal covers: all but itself and the mark of who wrote the folder."""
-    return (path for path in sorted(folder.iterdir()) if path.name not in (SEAL, files.MARKER))
+def contents(folder: Path) -> dict[str, Path]:
+    """Return what the seal covers by name: all but itself and the mark of who wrote the folder."""
+    inside = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*"))}
+    # A link to a folder is no folder of ours, and shows as what was not sealed.
+    return {
+        name: path
+        for name, path in inside.items()
+        if name not in (SEAL, files.MARKER) and (path.is_symlink() or not path.is_dir())
+    }
 
 
 def seal_of(values: Mapping[str, object]) -> str:

@@ -1,17 +1,20 @@
 """The results in two public formats: Every Eval Ever's records, and a results file of the Hugging Face hub.
 
-Facts of the first from github.com/evaleval/every_eval_ever, schemas `eval` and `instance_level_eval` 0.2.2: a JSON
-object for the run, with an entry for each metric, and a line for each question. An instance holds the question's text
-in `input.raw`; ours says that it is withheld, `sample_hash` tells whether two are of the same question. Of the second
-from huggingface.co/docs/hub/eval-results: it belongs in `.eval_results/` of a model's repository, and counts where the
+Facts of the first from the package every-eval-ever 0.3.0 (github.com/evaleval/every_eval_ever), its two schemas and its
+validator: a JSON object for the run, with an entry for each metric, and beside it a line for each question, at the
+place in `data/` that their collection gives them. An instance holds the question's text in `input.raw`; ours says that
+it is withheld, `sample_hash` tells whether two are of the same question. Of the second from
+huggingface.co/docs/hub/eval-results: it belongs in `.eval_results/` of a model's repository, and counts where the
 dataset is registered as a benchmark there.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timezone
 from typing import Any
+from uuid import UUID
 
 import yaml
 
@@ -21,8 +24,8 @@ from cmexam_tune.evaluation.prediction_metadata import PredictionMetadata, secti
 from cmexam_tune.evaluation.scorers import STANDARD
 from cmexam_tune.report.identity import Identity
 
-VERSION = "0.2.2"
-RUN, INSTANCES, HUB = "every_eval_ever.json", "every_eval_ever_instances.jsonl", "eval_results.yaml"
+VERSION = "0.3.0"
+HUB = "eval_results.yaml"
 WITHHELD = "withheld: the question's text is the exam's; sample_hash is the SHA-256 of its record"
 
 
@@ -34,6 +37,8 @@ class About:
     identity: Identity
     metadata: PredictionMetadata
     questions_sha256: str
+    digest: bytes
+    """SHA-256 of what sets this sealing apart from all others."""
     code: Mapping[str, str]
     benchmark: str | None
 
@@ -58,6 +63,18 @@ class About:
         """Name of the evaluation, model and time."""
         return f"{self.exam}/{self.model.replace('/', '_')}/{self.timestamp}"
 
+    @property
+    def place(self) -> str:
+        """Where the collection keeps the run: `data/EXAM/DEVELOPER/MODEL/UUID`, the developer as in a name of the hub.
+
+        The UUID is one of version 4 by its form; a random one could not be recomputed.
+        """
+        developer, _, model = self.model.rpartition("/")
+        parts = [
+            re.sub(r'[<>:"\\|?*/\x00-\x1f]|[. ]$', "_", part) for part in (self.exam, developer or "unknown", model)
+        ]
+        return "/".join(["data", *parts, str(UUID(bytes=self.digest[:16], version=4))])
+
 
 def records(
     about: About, graded: Sequence[Graded], scores: Mapping[str, Scores], hashes: Sequence[str]
@@ -71,8 +88,10 @@ def records(
         hashes: SHA-256 of each question.
     """
     files: dict[str, object] = {
-        RUN: _run(about, scores, len(graded)),
-        INSTANCES: [_instance(about, item, sha256) for item, sha256 in zip(graded, hashes, strict=True)],
+        f"{about.place}.json": _run(about, scores, len(graded)),
+        f"{about.place}_samples.jsonl": [
+            _instance(about, item, sha256) for item, sha256 in zip(graded, hashes, strict=True)
+        ],
     }
     accuracy = scores[STANDARD]["accuracy"]
     if about.benchmark is not None and accuracy is not None:
@@ -84,7 +103,16 @@ def _run(about: About, scores: Mapping[str, Scores], n: int) -> dict[str, object
     metrics = [(profile, "accuracy", values) for profile, values in scores.items()]
     metrics += [(STANDARD, "weighted_f1", scores[STANDARD])]
     who = about.identity
-    details = {"prompt": who.prompt, "mode": who.mode, "adapter": who.adapter, "method": who.method}
+    # Whoever serves a model at an address, and whether anybody can have its weights, was not recorded.
+    local = "transformers" in section(about.metadata.values, "versions")
+    details = {
+        "deployment_type": "self_deployed" if local else "unknown",
+        "model_availability": "unknown",
+        "prompt": who.prompt,
+        "mode": who.mode,
+        "adapter": who.adapter,
+        "method": who.method,
+    }
     return {
         "schema_version": VERSION,
         "evaluation_id": about.evaluation_id,
@@ -113,7 +141,7 @@ def _run(about: About, scores: Mapping[str, Scores], n: int) -> dict[str, object
         ],
         "detailed_evaluation_results": {
             "format": "jsonl",
-            "file_path": INSTANCES,
+            "file_path": f"{about.place}_samples.jsonl",
             "hash_algorithm": "sha256",
             "total_rows": n,
         },

@@ -83,12 +83,14 @@ def _verify(folder: Path, exam: Sequence[Question] | None) -> Verified:
     readings = documents.read_json(folder / READINGS)
     if sealed_folder.digest_of(sealed) != head.questions_sha256:
         problems.append(f"{QUESTIONS}: not the questions that {SEAL} names")
+    if exam is not None and head.of is not None:
+        exam = exam[: len(sealed)]
     if exam is not None and (others := _other_questions(sealed, exam)):
         problems.append(others)
         exam = None
     derived = sealed_folder.derive(head, sealed, predictions, metadata, questions=exam, readings=readings)
     for name, expected in derived.documents.items():
-        problems += _differences(folder / name, expected, exam is not None)
+        problems += _differences(folder, name, expected, exam is not None)
     if exam is None:
         taken = sum(map(len, derived.readings.values()))
         remarks.append(
@@ -113,7 +115,7 @@ def _checksums(folder: Path) -> Iterator[str]:
     except (UserError, LookupError, TypeError, ValueError) as error:
         yield f"{SEAL}: cannot be read ({error})"
         return
-    there = {path.name: path for path in sealed_folder.contents(folder)}
+    there = sealed_folder.contents(folder)
     for name in sorted({*known, *there}):
         if name not in there:
             yield f"{name}: is missing"
@@ -135,14 +137,15 @@ def _other_questions(sealed: Sequence[SealedQuestion], exam: Sequence[Question])
     return f"{QUESTIONS}: {len(wrong):,} are not those of --questions: {_some(wrong)}" if wrong else ""
 
 
-def _differences(path: Path, expected: object, with_texts: bool) -> Iterator[str]:
+def _differences(folder: Path, name: str, expected: object, with_texts: bool) -> Iterator[str]:
     """Yield one line where a file does not hold what was recomputed."""
+    path = folder / name
     if not path.is_file():
-        yield f"{path.name}: is missing"
+        yield f"{name}: is missing"
         return
     if isinstance(expected, str):
         if path.read_text(encoding="utf-8") != expected:
-            yield f"{path.name}: is not what follows from the scores"
+            yield f"{name}: is not what follows from the scores"
         return
     if isinstance(expected, list):
         said: Any = [value for _, value in jsonl.read_objects(path)]
@@ -154,7 +157,7 @@ def _differences(path: Path, expected: object, with_texts: bool) -> Iterator[str
         if with_texts or where.rpartition(".")[2] not in _OF_TEXTS
     ]
     if different:
-        yield f"{path.name}: {len(different):,} values do not reproduce: {_some(different, '; ')}"
+        yield f"{name}: {len(different):,} values do not reproduce: {_some(different, '; ')}"
 
 
 def _unequal(said: object, computed: object, where: str = "") -> Iterator[tuple[str, Any, Any]]:

@@ -231,7 +231,7 @@ def seal(
         questions=who.questions,
         questions_sha256=digest_of(sealed),
         predictions_sha256=files.sha256(predictions),
-        of=selection and selection.of,
+        of=selection.of if selection else None,
         benchmark=benchmark,
         code=code(),
     )

@@ -30,6 +30,7 @@ PACKAGES = {
     "litellm": ("litellm",),
     "lmeval": ("lm-eval[api]", "transformers"),
     "evalscope": ("evalscope",),
+    "opencompass": ("opencompass", "pyarrow<19"),  # its numpy<2
     "inspect": ("inspect_ai", "openai"),
     "every_eval_ever": ("every-eval-ever==0.3.0",),
 }
@@ -230,6 +231,33 @@ run_task(TaskConfig(model="run", api_url={address!r}, api_key="any", eval_type="
     run(folder, environment("evalscope") / "python", "-c", code)
     (path,) = (folder / "evalscope").rglob("predictions/*/*.jsonl")
     assert evaluate(path, asked(folder)).overall["n"] == COUNT
+
+
+SERVED = """
+from opencompass.models import OpenAISDK
+
+roles = [dict(role="HUMAN", api_role="HUMAN"), dict(role="BOT", api_role="BOT", generate=True)]
+models = [dict(
+    abbr="served", type=OpenAISDK, path="run", key="any", openai_api_base={address!r}, tokenizer_path={tokenizer!r},
+    meta_template=dict(round=roles), query_per_second=9, max_out_len=8, max_seq_len=4096, batch_size=2, temperature=0)]
+"""
+
+
+def test_opencompass(folder: Path, address: str) -> None:
+    task = export(folder, "opencompass")
+    (task / "models").mkdir()
+    text = SERVED.format(address=address, tokenizer=str(folder / "tiny"))
+    (task / "models" / "served.py").write_text(text, encoding="utf-8")
+    run(
+        folder, environment("opencompass") / "opencompass", "--config-dir", task, "--datasets", "q", "--models",
+        "served", "--work-dir", folder / "opencompass", "--debug",
+    )  # fmt: skip
+    (path,) = (folder / "opencompass").rglob("predictions/*/*.json")
+    (scores,) = (folder / "opencompass").rglob("results/*/*.json")
+    report = evaluate(path, asked(folder), profile="opencompass-cmb")
+    assert report.overall["n"] == COUNT
+    # Its own score of the same outputs.
+    assert json.loads(scores.read_text(encoding="utf-8"))["accuracy"] == pytest.approx(report.overall["accuracy"])
 
 
 def test_inspect(folder: Path, address: str) -> None:

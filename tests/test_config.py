@@ -504,6 +504,7 @@ def test_letters() -> None:
         (TrainingStopped("loss"), 1, "stopped: loss\n"),
         (KeyboardInterrupt(), 130, "interrupted\n"),
         (OSError(errno.ENOSPC, "No space left on device", "/x"), 2, "error: /x: No space left on device."),
+        (MemoryError(), 2, "error: this machine's memory is too small for this. Split large files"),
     ],
 )
 def test_exit_statuses(error: BaseException, status: int, message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -135,6 +135,7 @@ BAD_OVERRIDES = [
     ("training.learning_rate=1e400", "inf is no number"), ("training=3", "training: expected a section"),
     ("tuning.r=1.5", "tuning.r: should be a valid integer"), ("tuning.method=lorra", "did you mean 'lora'"), ("tuning.r=0", "tuning.r: should be greater"),
     ("tuning.lora_dropout=1", "lora_dropout"), ("tuning.lora_alpha=-1", "lora_alpha"), ("tuning.rr=1", "unknown key"),
+    ("tuning.method=os.path", "os.path: must define one class that inherits from cmexam_tune.models.adapters.Method"),
     ("model.family=qwen", "laid out like llama"), ("model.family=roberta", "laid out like bert"),
     ("model.family=lama", "did you mean 'llama'"), ("model.family=my_lab.none", "no module 'my_lab.none'"),
     ("model.family=.x", "no module '.x'"), ("model.dtype=fp16", "model.dtype: 'fp16' is not a choice"),
@@ -266,4 +267,6 @@ def test_one_message_and_nothing_written(
     assert message in printed.err + printed.out
     assert len(printed.err) < 3000 and "Traceback" not in printed.err
     assert printed.err.count("error: ") == 1 or argv == []
+    lines = [line for line in printed.err.splitlines() if line.strip()]
+    assert len(lines) == len(set(lines)), "a mistake is said once"
     assert everything(world) == before

@@ -59,6 +59,16 @@ def test_sentences_that_nobody_understood_stay_away():
     assert [words for words in SENTENCES.values() if words not in text] == []
 
 
+def test_a_score_that_is_not_there_is_explained():
+    way = comparison.ScoreDecomposition(
+        "cmb", 3, 50.0, None, None, None, None, None, 0, "questions with one right letter", "accuracy", ()
+    )
+    told = sections.decompositions((way,))
+    assert told.lines[0][-2] == "-" and told.note.endswith("-: none of these questions counts there")
+    some = dataclasses.replace(way, theirs=50.0)
+    assert "none of these" not in sections.decompositions((some,)).note
+
+
 def sample_values():
     """Yield (facet, value) of every question of the shipped sample."""
     with (SAMPLE / "cmexam/test_with_annotations.csv").open(encoding="utf-8-sig", newline="") as handle:

@@ -40,6 +40,10 @@ OUT_OF_MEMORY = (
     "set training.gradient_checkpointing=true. LoRA: model.load_in_4bit=true. `nvidia-smi` names other programs on the "
     "card."
 )
+HOST_MEMORY = (
+    "this machine's memory is too small for this. Split large files; a line of gigabytes in a table is mostly a quote "
+    "that is not closed."
+)
 # Control characters but tab and newline, marks that reorder text, and halves of surrogate pairs.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -304,6 +308,8 @@ def run(main: Callable[[Sequence[str]], int | None], argv: Sequence[str] | None 
         if type(error).__name__ != "OutOfMemoryError":
             raise
         _stop(f"error: {first_line(error)}\n{OUT_OF_MEMORY}", 2)
+    except MemoryError:
+        _stop(f"error: {HOST_MEMORY}", 2)
     except OSError as error:
         if (message := files.explain(error)) is None:
             raise

@@ -163,6 +163,7 @@ def decompositions(ways: Sequence[ScoreDecomposition]) -> Table:
         f"{way.profile} {way.subset}" for way in ways if way.subset != "all questions"
     )
     note += f". * {', '.join(marks)}, which are not the words of that script" if marks else ""
+    note += ". -: none of these questions counts there" if any(way.theirs is None for way in ways) else ""
     return Table(head, lines, "From the standard score to every profile's", note)
 
 

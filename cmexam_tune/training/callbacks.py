@@ -24,9 +24,7 @@ if TYPE_CHECKING:
     from cmexam_tune.training.safe_trainer import SafeTrainer
 
 
-EVALUATED = {
-    "eval_loss": "validation loss {:.4f}", "eval_exam_accuracy": "exam accuracy {:.1f}%", "eval_runtime": "{:.1f} s",
-}  # fmt: skip
+EVALUATED = {"eval_loss": "validation loss {:.4f}", "eval_exam_accuracy": "exam accuracy {:.1f}%"}
 """How the Trainer's metrics of an evaluation are shown."""
 
 

@@ -16,7 +16,8 @@ function bridgeTable() {
   }));
   const head = ["", both("standard", "本报告"), ...STEPS.map(([, name]) => name), both("theirs", "该规则"), both("read differently", "解析不同")];
   const mark = Object.values(R.bridges).some(one => one.mark) ? `<p class="soft">${both("* The run was asked in other words than this script asks in.", "* 本次运行的提示语与该脚本不同。")}</p>` : "";
-  return table(head, lines, {wide: [1, 2, 3, 4, 5]}) + mark;
+  const none = Object.values(R.bridges).some(one => one.theirs == null) ? `<p class="soft">${both("–: none of these questions counts there.", "–：这些题目都不计入该规则。")}</p>` : "";
+  return table(head, lines, {wide: [1, 2, 3, 4, 5]}) + mark + none;
 }
 
 function profiles() {

@@ -144,6 +144,7 @@ def evaluate(
         published_tables.beside(published, scored) if published else None,
         runs=graded,
         subset=subset,
+        explained={run.name: run.metadata.asks_for_explanations for run in runs},
     )
     report = replace(
         report,

@@ -1,6 +1,7 @@
 """Stages of one model: the tables of two by two, by hand and as published, and how each stage writes."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,23 @@ def test_single_and_several_letters_apart() -> None:
     assert stages.stages({"base": runs["base"]}) is None
 
 
+def test_letters_and_explanations_are_compared_apart() -> None:
+    """Holm's correction, too, is for the pairs of one task: of two direct runs and two with reasons one pair each."""
+    asked = [question(i) for i in range(8)]
+    answers = {"sft": "CCDDDDDD", "grpo": "CCCCCCCC", "sft_reasons": "CDDDDDDD", "grpo_reasons": "CCCCDDDD"}
+    runs = {name: graded(asked, [f"答案: {a}" for a in letters]) for name, letters in answers.items()}
+    explained = {name: name.endswith("reasons") for name in runs}
+    result = stages.stages(runs, explained)
+    assert result is not None
+    everything = [step for step in result.steps if step.part == "all"]
+    tasks = [(step.task, step.first, step.second) for step in everything]
+    assert tasks[:2] == [("both", "sft", "sft_reasons"), ("both", "sft", "grpo_reasons")]
+    assert tasks[4:] == [("explanation", "sft_reasons", "grpo_reasons"), ("letters", "sft", "grpo")]
+    assert all(step.adjusted_p == step.p_value for step in everything[4:])
+    assert any(step.adjusted_p > step.p_value for step in everything[:4])
+    assert [manner.task for manner in result.manners] == ["letters", "letters", "explanation", "explanation"]
+
+
 def test_how_a_stage_writes() -> None:
     asked = [
         dataclasses.replace(question(0), kind="single"),
@@ -75,11 +93,14 @@ def test_how_a_stage_writes() -> None:
 def test_the_report_shows_them(tmp_path: Path) -> None:
     asked = [question(i) for i in range(4)]
     jsonl.write(tmp_path / "q.questions.jsonl", asked)
-    for name, answers in {"sft": "CDDD", "grpo": "CCCD"}.items():
+    for name, answers, style in (("sft", "CDDD", "cmb_answer"), ("grpo", "CCCD", "cmb_cot")):
         lines = [Prediction(q.id, f"答案: {a}") for q, a in zip(asked, answers, strict=True)]
         jsonl.write(tmp_path / f"{name}.jsonl", lines)
+        note = json.dumps({"config": {"prompt": {"style": style}}})
+        (tmp_path / f"{name}.jsonl.meta.json").write_text(note, "utf-8")
     files = [tmp_path / "sft.jsonl", tmp_path / "grpo.jsonl"]
     report = evaluate(files, tmp_path / "q.questions.jsonl", tmp_path / "report")
     assert report.computed["stages"].steps[0].only_second == 2
     text = (tmp_path / "report" / "report.md").read_text("utf-8")
     assert "only the second" in text and "answer at once" in text
+    assert "| letters and explanation |" in text and "| letters |" in text

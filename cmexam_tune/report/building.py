@@ -18,6 +18,7 @@ def build(
     *,
     runs: Mapping[str, Sequence[Graded]] | None = None,
     subset: int | None = None,
+    explained: Mapping[str, bool | None] | None = None,
 ) -> FullReport:
     """Return the report of one run.
 
@@ -29,11 +30,12 @@ def build(
         published: Published numbers to show beside it.
         runs: All runs of the report, where there are several; this one is the first.
         subset: Also choose so many questions that stand for the whole.
+        explained: Run -> whether it was asked for explanations, where that is known.
 
     Raises:
         UserError: a subset of too few runs or questions.
     """
-    evaluation = sections.Evaluation(graded, scorers.get(scorer), runs or {name: graded}, subset)
+    evaluation = sections.Evaluation(graded, scorers.get(scorer), runs or {name: graded}, subset, explained or {})
     scorer, score = evaluation.scorer, evaluation.score
     facets = breakdowns.by_facet(graded, score)
     return FullReport(

@@ -5,7 +5,7 @@ and its bars. Files, plots and page follow.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from cmexam_tune.core.schema import Scores
@@ -43,6 +43,8 @@ class Evaluation:
     """Every run of the report, the first is that one; all of the same questions in the same order."""
     subset: int | None = None
     """So many questions that stand for the whole are to be chosen."""
+    explained: Mapping[str, bool | None] = field(default_factory=dict)
+    """Run -> whether it was asked for explanations, where that is known."""
 
     def score(self, part: Sequence[Graded]) -> Scores:
         """Return the scores of a part of the questions."""
@@ -513,10 +515,19 @@ PARTS = {
 }
 
 
+TASKS = {
+    "letters": Text("letters", "字母"),
+    "explanation": Text("letters and explanation", "字母和解析"),
+    "unknown": Text("unknown", "未知"),
+    "both": Text("one letters, the other an explanation too", "一次只要字母，一次还要解析"),
+}
+
+
 def _stages(numbers: Stages) -> list[Table]:
     steps = tuple(
         (
             f"{step.first} | {step.second}",
+            TASKS[step.task],
             PARTS[step.part],
             *(f"{count:,}" for count in (step.both, step.only_first, step.only_second, step.neither)),
             f"{step.difference:+.2f}",
@@ -528,6 +539,7 @@ def _stages(numbers: Stages) -> list[Table]:
     manners = tuple(
         (
             manner.run,
+            TASKS[manner.task],
             *(cell("", value) for value in (manner.unreadable, manner.impossible, manner.at_once)),
             *("-" if value is None else f"{value:.0f}" for value in (manner.length_right, manner.length_wrong)),
         )
@@ -539,6 +551,7 @@ def _stages(numbers: Stages) -> list[Table]:
         Text("only the second", "仅后者对"),
         Text("neither", "都错"),
     )
+    asked = Text("asked for", "要求")
     tests = (Text("p (McNemar)", "p（McNemar）"), Text("p (Holm)", "p（Holm）"))
     writes = (
         Text("unreadable %", "读不出 %"),
@@ -554,11 +567,11 @@ def _stages(numbers: Stages) -> list[Table]:
     )
     return [
         Table(
-            ("", Text("questions", "题目"), *counts, Text(SECOND_MINUS_FIRST, "后者减前者"), *tests),
+            ("", asked, Text("questions", "题目"), *counts, Text(SECOND_MINUS_FIRST, "后者减前者"), *tests),
             steps,
             Text("What each run gained and lost", "每次运行的得与失"),
         ),
-        Table(("", *writes), manners, Text("How each run writes", "每次运行的写法"), note),
+        Table(("", asked, *writes), manners, Text("How each run writes", "每次运行的写法"), note),
     ]
 
 
@@ -576,7 +589,7 @@ SECTIONS: tuple[Section, ...] = (
         _item_response,
         title=Text("Ability and difficulty", "能力与难度"),
     ),
-    Section("stages", lambda of: stages(of.runs), _stages, title=Text("Gained and lost", "得与失")),
+    Section("stages", lambda of: stages(of.runs, of.explained), _stages, title=Text("Gained and lost", "得与失")),
     Section("context", context_use, _context, title=Text("Passages", "参考段落")),
     Section("explanations", lambda of: breakdowns.consistency(of.graded), _consistency),
 )

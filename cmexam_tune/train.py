@@ -56,7 +56,7 @@ def train(
         _note(f"{run.path}: this run has finished; nothing to do. --overwrite trains it again.")
         return run
     questions, validation = question_files(config)
-    _warn_of_leaks(config)
+    _warn_of_questions(config)
     from cmexam_tune.training import loop
 
     return loop.fit(run, questions, validation, overwrite=overwrite, trusted=trust_checkpoint)
@@ -121,11 +121,22 @@ def question_files(config: Config) -> tuple[QuestionFiles, QuestionFiles]:
     )
 
 
-def _warn_of_leaks(config: Config) -> None:
-    """Tell whose questions for validation or test are also trained on."""
+def _warn_of_questions(config: Config) -> None:
+    """Tell which questions are better not trained on: held out, with a doubtful key, or learnt before."""
+    if os.environ.get("RANK", "0") != "0":
+        return
     held_out = [path for path in (*config.data.validation, *config.data.test) if Path(path).is_file()]
-    if held_out and os.environ.get("RANK", "0") == "0" and (text := contamination.warning(config.data.train, held_out)):
+    for text in contamination.warnings(config.data.train, held_out, _learnt_before(config)):
         cli.note(text)
+
+
+def _learnt_before(config: Config) -> list[str]:
+    """Return the files that were trained on by the run whose adapter is gone on from, and by those before it."""
+    adapter, files = config.model.adapter_name_or_path, dict[Path, tuple[str, ...]]()
+    while adapter and (folder := Path(adapter).parent) not in files and (folder / runs.CONFIG).is_file():
+        earlier = runs.open_run(folder).config
+        files[folder], adapter = earlier.data.train, earlier.model.adapter_name_or_path
+    return [path for paths in files.values() for path in paths if Path(path).is_file()]
 
 
 EXAMPLES = """examples:
@@ -186,6 +197,7 @@ def main(
         experiment = decide_evaluation(experiment)
         starting.resolve_run(experiment, **{name: options.get(name, False) for name in ("overwrite", "resume")})
         questions, _ = question_files(experiment)
+        _warn_of_questions(experiment)
         from cmexam_tune.training import estimate
 
         cli.say(str(estimate.dry_run(experiment, questions, card)))

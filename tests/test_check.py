@@ -17,7 +17,7 @@ from cmexam_tune.evaluate import evaluate
 from cmexam_tune.evaluation.breakdowns import Share, Subset
 from cmexam_tune.exams import cmb, cmexam
 from cmexam_tune.prompts import question_checks
-from cmexam_tune.quality import contamination, errata, minhash
+from cmexam_tune.quality import contamination, errata, findings, minhash
 from cmexam_tune.quality.duplicates import Index
 from cmexam_tune.quality.findings import AnswerLetters
 
@@ -335,9 +335,21 @@ def test_training_says_when_it_sees_what_is_held_out(tmp_path):
     train = write(tmp_path, "train", [q("a"), q("b", "另一题")])
     test = write(tmp_path, "test", [q("x", options=dict(zip("ABCDE", reversed(FIVE.values()), strict=True)))])
     clean = write(tmp_path, "clean", [q("y", "第三题")])
-    text = contamination.warning([str(train)], [str(test), str(clean)])
-    assert f"1 of {test}" in text and f"check --questions {train} --against {test} --out" in text
-    assert contamination.warning([str(train)], [str(clean)]) is None
+    (text,) = contamination.warnings([str(train)], [str(test), str(clean)])
+    assert f"1 of {test}" in text and f"check --questions {train} --out checked --against {test}" in text
+    assert contamination.warnings([str(train)], [str(clean)]) == []
+    (text,) = contamination.warnings([str(train)], [str(clean)], [str(test)])
+    assert f"trained on again: 1 of {test}" in text
+
+
+def test_training_says_when_a_key_is_doubtful(tmp_path):
+    facets = {"exam_type": "药师考试", "exam_class": "初级中药士"}
+    doubtful = [q("5211", facets=facets), q("b", "第二题", kind="multiple"), q("c", "第三题", explanation="故选A。")]
+    train = write(tmp_path, "train", [q("a", "第一题"), *doubtful])
+    (text,) = contamination.warnings([train], [])
+    assert "(1 known-error, 1 kind-contradicts, 1 explanation-contradicts)" in text
+    drop = text.rpartition("--drop ")[2].split(",")
+    assert findings.check_files([train], [], drop).dropped["train"].keys() == {2, 3, 4}
 
 
 def templated(name, count, seed, answers="B"):

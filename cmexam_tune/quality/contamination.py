@@ -1,6 +1,7 @@
 """Questions of one file that are in another: what `check` wrote, and a quick look before training."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from cmexam_tune.core import cli, jsonl
@@ -9,8 +10,9 @@ from cmexam_tune.core.normalise import question_text
 from cmexam_tune.evaluation.breakdowns import Subset, subset
 from cmexam_tune.evaluation.comparison import Comparison
 from cmexam_tune.evaluation.graded import Graded
-from cmexam_tune.quality.errata import Erratum, doubtful
-from cmexam_tune.quality.findings import Overlap, names_of
+from cmexam_tune.prompts import question_checks
+from cmexam_tune.quality.errata import Erratum, doubtful, known_problems
+from cmexam_tune.quality.findings import WRONG_KEYS, Overlap, names_of, readable
 
 SAME = ("exact", "contradiction", "near", "stem")
 """Reasons for which a question counts as seen; `similar`, `sibling` and `case` ask something else."""
@@ -88,17 +90,45 @@ def shared(train: Iterable[str | Path], others: Sequence[str | Path]) -> dict[st
     return {str(path): count for path in others if (count := sum(name == str(path) for name, _ in repeated))}
 
 
-def warning(train: Sequence[str | Path], others: Sequence[str | Path]) -> str | None:
-    """Return what to tell the user about training questions that are also held out, None where there are none."""
-    counts = shared(train, others)
-    if not counts:
-        return None
-    listed = ", ".join(f"{count:,} of {path}" for path, count in counts.items())
-    command = f"cmexam-tune check --questions {' '.join(map(str, train))} --against {' '.join(counts)} --out checked"
-    return (
-        f"warning: questions held out are also trained on: {listed}. Scores on them are partly memory. Write a clean "
-        f"file with: {command}"
-    )
+def warnings(
+    train: Sequence[str | Path], held_out: Sequence[str | Path], earlier: Sequence[str | Path] = ()
+) -> list[str]:
+    """Return what to tell about training questions: held out, with a doubtful key, or trained on in `earlier` files."""
+    clean = f"Write a clean file with: cmexam-tune check --questions {' '.join(map(str, train))} --out checked"
+    texts = []
+    if counts := shared(train, held_out):
+        texts.append(
+            f"warning: questions held out are also trained on: {_listed(counts)}. Scores on them are partly memory. "
+            f"{clean} --against {' '.join(counts)}"
+        )
+    if doubtful_keys := wrong_keys(train):
+        found = ", ".join(f"{count:,} {name}" for name, count in doubtful_keys.items())
+        texts.append(
+            f"warning: the answer key of training questions is doubtful ({found}), and what it says is learnt. {clean} "
+            f"--drop {','.join(doubtful_keys)}"
+        )
+    if counts := shared(train, earlier):
+        texts.append(
+            f"warning: questions that model.adapter_name_or_path was trained on are trained on again: "
+            f"{_listed(counts)}. Outputs for them are partly memory, so verdicts on them say little; `select --against` "
+            "leaves them out."
+        )
+    return texts
+
+
+def wrong_keys(train: Iterable[str | Path]) -> Counter[str]:
+    """Return how often each finding of `WRONG_KEYS` is made in question files."""
+    count: Counter[str] = Counter()
+    checks = {name: question_checks.CHECKS[name] for name in WRONG_KEYS if name in question_checks.CHECKS}
+    for path in train:
+        for _, question in readable(Path(path)):
+            count.update(name for name, check in checks.items() if check(question) is not None)
+            count.update(name for name, _ in known_problems(question))
+    return count
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} of {path}" for path, count in counts.items())
 
 
 def _questions(path: str | Path) -> Iterator[tuple[int, int]]:

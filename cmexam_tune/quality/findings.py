@@ -47,6 +47,8 @@ SINGLE: dict[str, Text] = {
     "not-shufflable": Text("options speak of each other: their order carries meaning", "选项互相引用，次序不能打乱"),
 }
 DUPLICATE = "duplicate"
+WRONG_KEYS = ("known-error", "explanation-contradicts", "kind-contradicts")
+"""Findings about the key itself: what is right by a wrong key must not be learnt."""
 REASONS = (*PAIRS, DUPLICATE, *SINGLE)
 DEFAULT_DROP = ("exact", "contradiction", "near", "stem", DUPLICATE, "unreadable")
 """Dropped from the clean file: what is in a file held against, repetitions, and what cannot be read."""
@@ -217,7 +219,7 @@ def check_files(questions: Sequence[Path], against: Sequence[Path], drop: Sequen
     for number, (name, path) in enumerate(names.items()):
         held = number >= len(questions)
         letters, count = AnswerLetters(), 0
-        read = _read(name, path, None if held else result)
+        read = readable(path, name, None if held else result)
         for line, question in Progress(f"check {name}", "questions", patience=1).each(read):
             count += 1
             embedded.add_stem(index.add(question, number, line, held), question)
@@ -229,7 +231,7 @@ def check_files(questions: Sequence[Path], against: Sequence[Path], drop: Sequen
         if not held:
             result.letters[name] = letters.table()
     for name in result.questions:
-        read = _read(name, names[name], None)
+        read = readable(names[name])
         total = result.questions[name]
         for line, question in Progress(f"explanations of {name}", "questions", total, patience=1).each(read):
             if (place := embedded.inside(question)) is not None:
@@ -242,7 +244,7 @@ def check_files(questions: Sequence[Path], against: Sequence[Path], drop: Sequen
     return result
 
 
-def _read(name: str, path: Path, result: Checked | None) -> Iterator[tuple[int, Question]]:
+def readable(path: Path, name: str = "", result: Checked | None = None) -> Iterator[tuple[int, Question]]:
     """Yield (line, question); lines that are no question become findings of `result`."""
     for line, value in jsonl.read_objects(path):
         try:

@@ -25,15 +25,13 @@ from cmexam_tune.evaluation.prediction_metadata import PredictionMetadata
 from cmexam_tune.prompts import STYLES, order
 from cmexam_tune.prompts.styles import Style
 from cmexam_tune.quality.contamination import SAME
-from cmexam_tune.quality.findings import check_files, names_of
+from cmexam_tune.quality.findings import WRONG_KEYS, check_files, names_of
 from cmexam_tune.rewards import Statement, answer_place
 from cmexam_tune.rewards.terms import Judged, argues
 
 Make = Literal["sft", "pairs", "pool"]
 Preference = Literal["shortest", "diverse"]
 KEPT = "kept"
-WRONG_KEYS = ("known-error", "explanation-contradicts", "kind-contradicts")
-"""Findings of `check` about the key itself: what is right by a wrong key must not be learnt."""
 OUTCOMES = {
     KEPT: "kept",
     "held-out": "also in a file of --against",

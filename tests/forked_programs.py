@@ -18,7 +18,8 @@ from cmexam_tune.core import cli
 LIBRARIES = [
     "torch", "deepspeed", "peft", "datasets", "cmexam_tune.training.loop", "cmexam_tune.models.families.llama",
     "cmexam_tune.models.families.chatglm", "cmexam_tune.train", "cmexam_tune.inference.answering",
-    "cmexam_tune.predict", "cmexam_tune.inference.merging",
+    "cmexam_tune.predict", "cmexam_tune.inference.merging", "cmexam_tune.training.policy_trainer",
+    "cmexam_tune.training.preference_trainer",
 ]  # fmt: skip
 Hook = Callable[[], None]
 context: Any = multiprocessing.get_context("forkserver")
@@ -82,9 +83,9 @@ def start(command: list[str], processes: int, hook: Hook | None = None) -> list[
     return [Program(name, words, hook)] if processes == 1 else group(name, words, processes, hook)
 
 
-def finish(command: list[str], processes: int) -> str:
+def finish(command: list[str], processes: int, hook: Hook | None = None) -> str:
     """Run a program to its end; return what the first process noted."""
-    ended = [program.wait(1200) for program in start(command, processes)]
+    ended = [program.wait(1200) for program in start(command, processes, hook)]
     assert {code for code, _, _ in ended} == {0}, ended[0][2][-3000:]
     return ended[0][2]
 
@@ -98,8 +99,20 @@ def die(command: list[str], processes: int, hook: Hook) -> None:
         program.kill()
 
 
-def die_at_step(step: int) -> None:
-    """Make training kill itself when it has logged a step and not yet saved it."""
+def judge_by_characters() -> None:
+    """Let the characters of an output decide whether it is right: a tiny model never states the right letters."""
+    from cmexam_tune.rewards import Reward
+
+    def term(self: Any, name: str, question: Any, output: Any, step: int = 0) -> float:
+        return float(sum(map(ord, output.text)) % 2) if name == "exact" else 0.0
+
+    Reward.term = term  # type: ignore[method-assign]
+
+
+def die_at_step(step: int, hook: Hook | None = None) -> None:
+    """Make training kill itself when it has logged a step and not yet saved it; `hook` is called first."""
+    if hook is not None:
+        hook()
     from cmexam_tune.training.callbacks import JsonlLog
 
     on_log = JsonlLog.on_log

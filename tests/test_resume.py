@@ -14,7 +14,7 @@ import forked_programs
 import psutil
 import pytest
 import training_kit
-from forked_programs import die, finish, start
+from forked_programs import Hook, die, finish, start
 
 from cmexam_tune import config, tiny
 
@@ -43,6 +43,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         forked_programs.Program("train", ["--help"]).wait()[0] == 0
     )  # the libraries are loaded before anything is timed
     folder = training_kit.world(tmp_path_factory.mktemp("resume"))
+    rows = [json.loads(line) for line in (folder / "train.jsonl").read_text(encoding="utf-8").splitlines()]
+    pairs = [{**row, "chosen": f"答案: {row['answer']}", "rejected": "不知道"} for row in rows]
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs), encoding="utf-8")
     text = training_kit.questions(folder / "other.jsonl", 6, seed=3).read_text(encoding="utf-8")
     (folder / "other.jsonl").write_text(text.replace('"q:', '"other:'), encoding="utf-8")
     for layout in ("chatglm", "chatglm2"):
@@ -50,7 +53,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-SETTINGS = {
+LEARNING_FROM_OUTPUTS: dict[str, Any] = {
+    "prompt__style": "answer",
+    "training__max_steps": 5,
+    "training__global_batch_size": 4,
+    "training__gradient_checkpointing": False,
+}
+GRPO = {
+    **LEARNING_FROM_OUTPUTS,
+    "training__objective": "grpo",
+    "training__num_generations": 4,
+    "training__max_completion_length": 12,
+    "training__per_device_train_batch_size": 8,
+}
+DPO = {**LEARNING_FROM_OUTPUTS, "training__objective": "dpo", "data__train": ["pairs.jsonl"]}
+SETTINGS: dict[str, tuple[int, dict[str, Any]]] = {
     "plain": (1, {}),
     "packed": (1, {"training__packing": True}),
     "ptuning": (1, {"tuning": {"method": "ptuning", "num_virtual_tokens": 4, "prefix_dropout": 0.1}}),
@@ -79,7 +96,20 @@ SETTINGS = {
         2,
         {"model__family": "chatglm", "model__model_name_or_path": "chatglm2", "training__deepspeed": "zero3"},
     ),
+    "grpo": (1, GRPO),
+    "grpo_zero3": (2, {**GRPO, "training__deepspeed": "zero3"}),
+    "dpo": (1, DPO),
+    "dpo_zero2": (2, {**DPO, "training__deepspeed": "zero2"}),
 }
+
+
+def settings_of(name: str) -> tuple[int, dict[str, Any], Hook | None]:
+    """Return processes and changes of `SETTINGS`, and what is called in each first; skip what needs TRL without it."""
+    processes, changes = SETTINGS[name]
+    objective = changes.get("training__objective")
+    if objective:
+        pytest.importorskip("trl")
+    return processes, changes, forked_programs.judge_by_characters if objective == "grpo" else None
 
 
 def losses(out: Path) -> list[tuple[int, float]]:
@@ -87,14 +117,16 @@ def losses(out: Path) -> list[tuple[int, float]]:
     return [(entry["step"], entry["loss"]) for entry in entries if "loss" in entry]
 
 
-def killed(processes: int, command: Callable[[Path], list[str]], out: Path, kills: int) -> tuple[Path, list[Path]]:
+def killed(
+    processes: int, command: Callable[[Path], list[str]], out: Path, kills: int, hook: Hook | None = None
+) -> tuple[Path, list[Path]]:
     """Run `command(whole)` undisturbed, and others killed at random moments until there were `kills` kills in all."""
 
     def place(name: str) -> Path:
         return out.with_name(f"{out.name}_{kills}_{name}")
 
     started = time.monotonic()
-    finish(command(place("whole")), processes)
+    finish(command(place("whole")), processes, hook)
     seconds, rng = time.monotonic() - started, random.Random(kills)
     broken: list[Path] = []
     done = 0
@@ -102,45 +134,48 @@ def killed(processes: int, command: Callable[[Path], list[str]], out: Path, kill
         assert len(broken) < 3 * kills, f"{done} kills in {len(broken)} runs of {seconds} s"
         broken.append(place(f"broken{len(broken)}"))
         while done < kills:
-            programs = start(command(broken[-1]), processes)
+            programs = start(command(broken[-1]), processes, hook)
             time.sleep(rng.uniform(0.05 * seconds, 0.8 * seconds))
             if not any(program.running for program in programs):
                 break
             for program in programs:
                 program.kill()
             done += 1
-        finish(command(broken[-1]), processes)
+        finish(command(broken[-1]), processes, hook)
     return place("whole"), broken
 
 
 def kill_and_compare(folder: Path, name: str, kills: int) -> None:
-    processes, changes = SETTINGS[name]
+    processes, changes, hook = settings_of(name)
     path = experiment(folder, name, **changes)
 
     def command(out: Path) -> list[str]:
         return ["train", "--config", str(path), f"out={out}"]
 
-    whole, broken = killed(processes, command, folder / name, kills)
+    whole, broken = killed(processes, command, folder / name, kills, hook)
     for out in broken:
         assert adapter(out) == adapter(whole)
         assert losses(out) == losses(whole)
 
 
-@pytest.mark.parametrize("name", ["plain", "packed", "ptuning", "fused_lora", "mixture"])
+@pytest.mark.parametrize("name", ["plain", "packed", "ptuning", "fused_lora", "mixture", "grpo", "dpo"])
 def test_killed_after_a_step_was_logged(folder: Path, name: str) -> None:
     """Step 3 is in the log and in no checkpoint. The others of SETTINGS, and other moments, are among the slow ones."""
-    processes, changes = SETTINGS[name]
+    processes, changes, hook = settings_of(name)
     command = ["train", "--config", str(experiment(folder, name, **changes))]
     whole, broken = folder / f"{name}_whole", folder / f"{name}_broken"
-    finish([*command, f"out={whole}"], processes)
-    die([*command, f"out={broken}"], processes, functools.partial(forked_programs.die_at_step, 3))
+    finish([*command, f"out={whole}"], processes, hook)
+    die([*command, f"out={broken}"], processes, functools.partial(forked_programs.die_at_step, 3, hook))
     assert [step for step, _ in losses(broken)] == [1, 2, 3]
     if name == "plain":
         die([*command, f"out={broken}"], processes, functools.partial(forked_programs.die_at_save, 5))
-    noted = finish([*command, f"out={broken}"], processes)
+    noted = finish([*command, f"out={broken}"], processes, hook)
     assert f"resuming from {broken}/checkpoint-{4 if name == 'plain' else 2}" in noted
     assert adapter(broken) == adapter(whole)
     assert losses(broken) == losses(whole)
+    if name == "grpo":  # else it would have learnt nothing, killed or not
+        log = (whole / "log.jsonl").read_text(encoding="utf-8")
+        assert min(json.loads(line).get("groups_without_signal", 1) for line in log.splitlines()) < 1
 
 
 def test_sigterm_saves_a_checkpoint_and_the_same_command_goes_on(folder: Path) -> None:

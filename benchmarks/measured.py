@@ -74,7 +74,7 @@ def draw(raw: Path, out: Path, sizes: Sequence[int], characters: int) -> tuple[P
     train, test = (out / "data" / f"{name}_{size}.jsonl" for name, size in zip(("train", "test"), sizes, strict=True))
     if train.is_file() and test.is_file():
         return train, test
-    preprocess("cmexam", [raw], out / "data")
+    preprocess("cmexam", [raw], out / "data", overwrite=True)
     distinct: dict[str, Question] = {}
     for question in jsonl.read(out / "data" / f"{raw.stem}.questions.jsonl", Question):
         length = len(question.stem) + sum(map(len, question.options.values()))

@@ -104,6 +104,8 @@ def test_what_is_private_in_trl() -> None:
     assert '"advantages": advantages' in scoring and '"completion_mask": completion_mask' in scoring
     assert "self.rollout_func(prompts, self)" in source(grpo._generate)
     assert 'required_keys = {"prompt_ids", "completion_ids", "logprobs"}' in source(grpo._generate)
+    assert "if self.use_vllm and self.state.global_step != self._last_loaded_step:" in source(grpo._generate)
+    assert "self.vllm_generation.sync_weights()" in source(grpo._generate)
     assert 'model.add_adapter("ref", default_config)' in source(grpo.__init__)
     assert '"ref" if "ref" in' in source(dpo.compute_ref_log_probs), "without the copy the base is the reference"
     assert '"prompt_ids"' in source(dpo._set_signature_columns_if_needed)

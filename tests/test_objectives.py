@@ -3,11 +3,12 @@
 import dataclasses
 import json
 import math
-import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -15,16 +16,18 @@ pytest.importorskip("trl")
 
 import torch
 import training_kit
+from forked_programs import finish
 from kit import make_config
 
 from cmexam_tune import prompts
 from cmexam_tune.config import Config, dump_config
-from cmexam_tune.core.errors import ConfigError, DataError, TrainingStopped
+from cmexam_tune.core.errors import ConfigError, DataError, TrainingStopped, UserError
 from cmexam_tune.models import Loaded, adapters, families
 from cmexam_tune.rewards import Reward
-from cmexam_tune.train import train
+from cmexam_tune.train import main, train
 from cmexam_tune.training import arguments, estimate, logits, monitor, objectives
 from cmexam_tune.training.data.questions import QuestionFiles
+from cmexam_tune.training.policy_server import PolicyServer
 from cmexam_tune.training.policy_trainer import PolicyTrainer
 from cmexam_tune.training.run_directory import run as runs
 
@@ -79,12 +82,13 @@ def model_of(config: Config) -> tuple[Any, Any, Any]:
     return family, method.attach(loaded.model, family, config.tuning.settings), loaded.tokenizer
 
 
-def trained(run: runs.Run) -> dict[str, torch.Tensor]:
-    """Return the trained parameters at the end of a run, by their names in the model."""
+def trained(run: runs.Run, step: int | None = None) -> dict[str, torch.Tensor]:
+    """Return the trained parameters after a step (None: at the end of a run), by their names in the model."""
     from safetensors.torch import load_file
 
     newest = max(run.path.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
-    return dict(load_file(newest / "trainable.safetensors"))
+    place = newest if step is None else run.path / f"checkpoint-{step}"
+    return dict(load_file(place / "trainable.safetensors"))
 
 
 def fixed_texts(monkeypatch: pytest.MonkeyPatch, texts: Sequence[str] = TEXTS) -> None:
@@ -106,19 +110,48 @@ def earn(monkeypatch: pytest.MonkeyPatch, values: Mapping[str, float]) -> None:
     monkeypatch.setattr(Reward, "term", term)
 
 
-def expected_gradient(config: Config, loss_type: str, scale: str, values: Mapping[str, float], own: bool) -> Any:
-    """Return name -> gradient of the GRPO loss on the first step's questions, on policy and without KL."""
+def fixed_and_earned() -> None:
+    """The same in another process."""
+    patch = pytest.MonkeyPatch()
+    fixed_texts(patch)
+    earn(patch, VALUES)
+
+
+def scores(model: Any, ids: torch.Tensor, length: int) -> torch.Tensor:
+    """Return the log-probabilities of the last tokens: float32 [length]."""
+    logits = torch.log_softmax(model(input_ids=ids).logits[0, :-1], -1)
+    return logits.gather(-1, ids[0, 1:, None])[-length:, 0]
+
+
+def divergence(model: Any, ids: torch.Tensor, length: int) -> torch.Tensor:
+    """Return Schulman's estimate of the divergence from the model without its adapter, exp(d) - d - 1, summed."""
+    with torch.no_grad(), model.disable_adapter():
+        reference = scores(model, ids, length)
+    apart = reference - scores(model, ids, length)
+    return (apart.exp() - apart - 1).sum()
+
+
+def expected_gradient(
+    config: Config,
+    loss_type: str,
+    scale: str,
+    own: bool = False,
+    beta: float = 0.0,
+    weights: Mapping[str, torch.Tensor] | None = None,
+) -> dict[str, torch.Tensor]:
+    """Return name -> gradient of the GRPO loss on the questions, on policy, at the first step or with these weights."""
     family, model, tokenizer = model_of(config)
+    if weights:
+        assert not model.load_state_dict(dict(weights), strict=False).unexpected_keys
     codec = family.codec(tokenizer, config.prompt, config.model)
-    questions = list(asked(config))
     decoder = family.engine(Loaded(model, tokenizer), config)
     label_logits = logits.LabelLogits(model)
-    terms: list[tuple[float, torch.Tensor, int]] = []
-    earned = torch.tensor([values[text] for text in TEXTS])
+    terms: list[tuple[torch.Tensor, int]] = []
+    earned = torch.tensor([VALUES[text] for text in TEXTS])
     advantages = earned - earned.mean()
     if scale == "group":
         advantages = advantages / (earned.std() + 1e-4)
-    for item in decoder.ask(prompts.default_prompts(questions, config)):
+    for item in decoder.ask(prompts.default_prompts(list(asked(config)), config)):
         for text, advantage in zip(TEXTS, advantages.tolist(), strict=True):
             target = codec.targets([text])[0]
             ids = torch.tensor([[*item.ids, *target]])
@@ -127,27 +160,30 @@ def expected_gradient(config: Config, loss_type: str, scale: str, values: Mappin
                 labels[0, : len(item.ids)] = -100
                 total = -label_logits.loss(model, {"input_ids": ids}, labels)
             else:
-                scores = torch.log_softmax(model(input_ids=ids).logits[0, :-1], -1)
-                total = scores.gather(-1, ids[0, 1:, None])[-len(target) :, 0].sum()
-            terms.append((advantage, total, len(target)))
-    tokens = sum(length for _, _, length in terms)
+                total = scores(model, ids, len(target)).sum()
+            loss = -advantage * total
+            if beta:
+                loss = loss + beta * divergence(model, ids, len(target))
+            terms.append((loss, len(target)))
+    tokens = sum(length for _, length in terms)
     divisor = {"dapo": lambda length: tokens, "dr_grpo": lambda length: len(terms) * LENGTH}.get(
         loss_type, lambda length: len(terms) * length
     )
-    loss = -sum(advantage * total / divisor(length) for advantage, total, length in terms)
-    loss.backward()  # type: ignore[union-attr]
-    return {name: p.grad for name, p in model.named_parameters() if p.requires_grad}, model
+    torch.stack([loss / divisor(length) for loss, length in terms]).sum().backward()
+    return {name: p.grad for name, p in model.named_parameters() if p.requires_grad and p.grad is not None}
 
 
 def asked(config: Config) -> QuestionFiles:
     return QuestionFiles(config.data.train, config.data.max_train_samples)
 
 
-def changes(config: Config, run: runs.Run) -> dict[str, torch.Tensor]:
-    """Return by how much SGD has changed each trained parameter, divided by minus the learning rate."""
+def changes(config: Config, run: runs.Run, step: int = 1) -> dict[str, torch.Tensor]:
+    """Return by how much SGD has changed each trained parameter in a step, divided by minus the learning rate."""
     _, model, _ = model_of(config)
     before = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
-    after = trained(run)
+    if step > 1:
+        before = trained(run, step - 1)
+    after = trained(run, step)
     assert before.keys() == after.keys()
     return {name: (before[name] - after[name]) / 0.1 for name in before}
 
@@ -156,30 +192,102 @@ VALUES = dict(zip(TEXTS, (1.0, 0.25, 0.5, 0.0), strict=True))
 
 
 @pytest.mark.parametrize(
-    ("loss_type", "scale", "method", "own"),
+    ("loss_type", "scale", "method", "own", "size"),
     [
-        ("dr_grpo", "none", "full", False),
-        ("dr_grpo", "none", "full", True),
-        ("dapo", "none", "lora", False),
-        ("grpo", "group", "full", False),
+        ("dr_grpo", "none", "full", False, 8),
+        ("dr_grpo", "none", "full", True, 8),
+        ("dapo", "none", "lora", False, 1),
+        ("grpo", "group", "full", False, 2),
     ],
 )
 def test_the_gradient_is_the_formula(
-    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss_type: str, scale: str, method: str, own: bool
+    world: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    loss_type: str,
+    scale: str,
+    method: str,
+    own: bool,
+    size: int,
 ) -> None:
     """Written by hand with a log-softmax; or (`own`) our supervised loss, each row weighted by its advantage."""
     fixed_texts(monkeypatch)
     earn(monkeypatch, VALUES)
-    settings = {**SGD, "loss_type": loss_type, "scale_rewards": scale}
+    settings = {**SGD, "loss_type": loss_type, "scale_rewards": scale, "per_device_train_batch_size": size}
     tuning = {"method": "full"} if method == "full" else {"method": "lora", "r": 4, "lora_alpha": 8}
     config = config_of(world, tmp_path / "run", "grpo", training=settings, tuning=tuning, data__max_train_samples=2)
     run = train(config)
-    expected, _ = expected_gradient(config, loss_type, scale, VALUES, own)
-    seen = changes(config, run)
+    compare(changes(config, run), expected_gradient(config, loss_type, scale, own))
+
+
+def compare(seen: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
     largest = max(float(gradient.abs().max()) for gradient in expected.values())
-    assert largest > 1e-3
+    assert largest > 1e-3 and seen.keys() == expected.keys()
     for name, gradient in expected.items():
         assert float((seen[name] - gradient).abs().max()) < 2e-5 * max(largest, 1), name
+
+
+def test_the_reference_is_the_model_without_its_adapter(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With beta > 0, in the second step: in the first one the adapter is zero, and so is the penalty."""
+    fixed_texts(monkeypatch)
+    earn(monkeypatch, VALUES)
+    settings = {**SGD, "learning_rate": 5.0, "beta": 0.5, "max_steps": 2}
+    config = config_of(world, tmp_path / "run", "grpo", training=settings, data__max_train_samples=2)
+    run = train(config)
+    rate = 5.0 / 0.1  # `changes` divides by 0.1
+    seen = {name: change / rate for name, change in changes(config, run, step=2).items()}
+    compare(seen, expected_gradient(config, "dr_grpo", "none", beta=0.5, weights=trained(run, 1)))
+    with pytest.raises(AssertionError):
+        compare(seen, expected_gradient(config, "dr_grpo", "none", weights=trained(run, 1)))
+
+
+@pytest.mark.parametrize(
+    ("loss_type", "scale", "tuning"),
+    [
+        ("dapo", "none", {"method": "lora", "r": 4, "lora_alpha": 8}),
+        pytest.param("dr_grpo", "none", {"method": "full"}, marks=pytest.mark.slow),
+        pytest.param("grpo", "group", {"method": "full"}, marks=pytest.mark.slow),
+    ],
+)
+def test_two_processes_have_the_gradient_of_one(
+    world: Path, tmp_path: Path, loss_type: str, scale: str, tuning: Any
+) -> None:
+    settings = {**SGD, "loss_type": loss_type, "scale_rewards": scale, "per_device_train_batch_size": 2}
+    config = config_of(world, tmp_path / "run", "grpo", training=settings, tuning=tuning, data__max_train_samples=2)
+    (tmp_path / "recipe.yaml").write_text(dump_config(config), "utf-8")
+    finish(["train", "--config", str(tmp_path / "recipe.yaml")], 2, fixed_and_earned)
+    compare(changes(config, runs.open_run(tmp_path / "run")), expected_gradient(config, loss_type, scale))
+
+
+@pytest.mark.slow  # every objective, precision and size
+@pytest.mark.parametrize("objective", ["grpo", "dpo"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("size", [1, 8])
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_half_precision(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, objective: str, dtype: str, size: int, method: str
+) -> None:
+    """The step is that of full precision but for rounding."""
+    fixed_texts(monkeypatch)
+    earn(monkeypatch, VALUES)
+    tuning = {"method": "full"} if method == "full" else {"method": "lora", "r": 4, "lora_alpha": 8}
+    settings = {**SGD, "global_batch_size": 8, "per_device_train_batch_size": size, "num_generations": 4}
+    if objective == "dpo":
+        del settings["num_generations"]
+    seen = {}
+    for name in ("float32", dtype):
+        config = config_of(world, tmp_path / name, objective, training=settings, tuning=tuning, model__dtype=name)
+        run = train(config)
+        assert math.isfinite(run.log[0]["grad_norm"]) and run.log[0]["grad_norm"] > 0
+        if objective == "dpo":
+            assert run.log[0]["loss"] == pytest.approx(math.log(2), abs=1e-3)
+        # In the first step the other half of an adapter has no gradient; a whole model begins rounded.
+        seen[name] = [value.flatten() for key, value in trained(run).items() if "lora_B" in key]
+    if method == "lora":
+        exact, rounded = (torch.cat(values).float() for values in seen.values())
+        assert torch.nn.functional.cosine_similarity(exact, rounded, dim=0) > 0.99
 
 
 def test_one_letter_each_gives_the_closed_form(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,27 +369,6 @@ def test_the_first_preference_loss_is_ln_2(world: Path, tmp_path: Path) -> None:
     assert all(float((seen[name] - gradient).abs().max()) < 2e-6 for name, gradient in gradients.items())
 
 
-@pytest.mark.parametrize("objective", ["grpo", "dpo"])
-def test_resumed_equals_not_interrupted(
-    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, objective: str
-) -> None:
-    def term(self: Reward, name: str, question: Any, output: Any, step: int = 0) -> float:
-        return float(sum(map(ord, output.text)) % 2) if name == "exact" else 0.0
-
-    monkeypatch.setattr(Reward, "term", term)
-    config = config_of(
-        world, tmp_path / "run", objective, training={"max_steps": 4, "save_steps": 2, "learning_rate": 1e-2}
-    )
-    run = train(config)
-    whole = trained(run)
-    assert max(float(value.abs().max()) for name, value in whole.items() if "lora_B" in name) > 1e-3
-    for name in ("checkpoint-4", "adapter"):
-        shutil.rmtree(run.path / name)
-    (run.path / "trainer_state.json").unlink()
-    resumed = trained(train(config))
-    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
-
-
 def test_checkpoints_only_where_outputs_are_drawn_anew(world: Path, tmp_path: Path, capfd: Any) -> None:
     """Stored outputs are in no checkpoint: with two steps on each generation, odd steps are not saved."""
     config = config_of(world, tmp_path / "run", "grpo", training={"max_steps": 4, "num_iterations": 2})
@@ -339,12 +426,133 @@ def test_the_dry_run_says_what_is_written(world: Path, tmp_path: Path) -> None:
     assert "outputs in each step" not in str(estimate.dry_run(dpo, asked(dpo)))
 
 
+@pytest.mark.parametrize("objective", ["sft", "grpo", "dpo"])
+def test_what_is_better_not_trained_on(world: Path, tmp_path: Path, capfd: Any, objective: str) -> None:
+    """Held out, with a doubtful key, or trained on by the run whose adapter this one goes on from."""
+    rows = [json.loads(line) for line in (world / "train.jsonl").read_text("utf-8").splitlines()]
+    rows[2]["explanation"] = "综上所述，故选A。"
+    for name, part in {"train": rows[:4], "val": [{**rows[0], "id": "v"}], "earlier": rows[1:3]}.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part), "utf-8")
+    data = {name: [str(tmp_path / f"{name}.jsonl")] for name in ("train", "val", "earlier")}
+    first, second = tmp_path / "first", tmp_path / "second"
+    plain = config_of(world, second, "sft")
+    for folder, files, adapter in ((first, data["earlier"], None), (second, data["train"][:0], first / "adapter")):
+        (folder / "adapter").mkdir(parents=True)
+        model = dataclasses.replace(plain.model, adapter_name_or_path=adapter and str(adapter))
+        run = dataclasses.replace(plain, model=model, data=dataclasses.replace(plain.data, train=tuple(files)))
+        (folder / "config.yaml").write_text(dump_config(run), "utf-8")
+    config = config_of(world, tmp_path / "run", objective, data__train=data["train"], data__validation=data["val"],
+                       model__adapter_name_or_path=str(second / "adapter"))  # fmt: skip
+    (tmp_path / "recipe.yaml").write_text(dump_config(config), "utf-8")
+    main(["--config", str(tmp_path / "recipe.yaml"), "--dry-run"])
+    told = capfd.readouterr().err
+    assert f"held out are also trained on: 1 of {data['val'][0]}" in told
+    assert "doubtful (1 explanation-contradicts)" in told
+    assert f"trained on again: 2 of {data['earlier'][0]}" in told
+
+
+class FakeVLLM(BaseHTTPRequestHandler):
+    """The routes of vLLM's server that are needed; what it writes is `TEXTS`, with the adapter's own probabilities."""
+
+    rows: ClassVar[list[tuple[str, Any]]] = []
+    answer: ClassVar[Any] = None
+
+    def log_message(self, *words: object) -> None:
+        pass
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.rows.append((self.path, body))
+        status, reply = type(self).answer(self.path, body)
+        content = json.dumps(reply).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+
+@pytest.fixture
+def vllm_server() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), FakeVLLM)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    FakeVLLM.rows.clear()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+
+
+SERVED = {"use_vllm": True, "vllm_mode": "server"}
+
+
+def test_a_server_in_another_environment_writes(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vllm_server: str
+) -> None:
+    """It has the adapter of each step under a name of its own; its outputs are learnt like ours, to the last bit."""
+    from peft import PeftModel
+
+    earn(monkeypatch, VALUES)
+    training = {**SGD, "max_steps": 2, "vllm_importance_sampling_correction": False}
+    settings = {**training, **SERVED, "vllm_server_base_url": vllm_server}
+    config = config_of(world, tmp_path / "run", "grpo", training=settings, data__max_train_samples=2)
+    family, _, tokenizer = model_of(config)
+    codec = family.codec(tokenizer, config.prompt, config.model)
+    weights: dict[str, float] = {}
+
+    def answer(path: str, body: Any) -> tuple[int, Any]:
+        if path.endswith("load_lora_adapter"):
+            if "lora_path" in body:
+                base = family.load(config.model, [], "cpu").model
+                loaded = PeftModel.from_pretrained(base, body["lora_path"]).state_dict()
+                weights[body["lora_name"]] = sum(float(p.abs().sum()) for n, p in loaded.items() if "lora_B" in n)
+            return 200, "Success"
+        rows = [codec.targets([TEXTS[i % 4]])[0] for i in range(len(body["prompt"]))]
+        choices = [{"index": i, "token_ids": row, "logprobs": {"token_logprobs": [-1.0] * len(row)}}
+                   for i, row in enumerate(rows)]  # fmt: skip
+        return 200, {"choices": choices[::-1]}
+
+    monkeypatch.setattr(FakeVLLM, "answer", staticmethod(answer))
+    served = trained(train(config))
+    paths = [path for path, _ in FakeVLLM.rows]
+    load, unload, write = "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/completions"
+    assert paths == [load, write, unload, load, write, unload]
+    first, second = weights
+    assert weights[first] == 0 < weights[second], "the server has the adapter as it is after the step"
+    written = [body for path, body in FakeVLLM.rows if path == write]
+    assert [body["model"] for body in written] == [first, second]
+    assert written[0]["max_tokens"] == LENGTH and written[0]["temperature"] == 1.0 and written[0]["return_token_ids"]
+    assert len(written[0]["prompt"]) == 8 and written[0]["prompt"][0] == written[0]["prompt"][3]
+    assert not (tmp_path / "run" / ".policy").exists()
+
+    fixed_texts(monkeypatch)
+    alone = trained(train(config_of(world, tmp_path / "alone", "grpo", training=training, data__max_train_samples=2)))
+    assert all(torch.equal(served[name], alone[name]) for name in alone)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ((404, {"detail": "Not Found"}), "status 404.*VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"),
+        ((200, {"choices": []}), "other outputs came back"),
+        ((200, {"object": "error"}), "not that of vLLM"),
+        (None, "no vLLM answers there"),
+    ],
+)
+def test_a_server_that_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vllm_server: str, answer: Any, words: str
+) -> None:
+    monkeypatch.setattr(FakeVLLM, "answer", staticmethod(lambda path, body: answer))
+    server = PolicyServer(vllm_server if answer else "http://127.0.0.1:1", tmp_path / "policy")
+    with pytest.raises(UserError, match=words):
+        server.write(server.load(lambda place: None), [[1, 2]], {})
+
+
 REFUSED = {
     "prompt.style=open": {"prompt__style": "open"},
     "training.packing": {"training": {"packing": True}},
     "data.mixture": {"data__mixture": [0.5]},
     "training.reward_weights": {"training": {"reward_weights": [1.0]}},
     "training.use_vllm": {"training": {"use_vllm": True}},
+    "training.vllm_mode=server": {"training": SERVED, "tuning": {"method": "full"}},
+    "model.adapter_name_or_path": {"training": SERVED, "model__adapter_name_or_path": "sft/adapter"},
     "training.metric_for_best_model=loss": {"training": {"metric_for_best_model": "loss"}},
 }
 

@@ -109,9 +109,9 @@ def warnings(
         )
     if counts := shared(train, earlier):
         texts.append(
-            f"warning: questions that model.adapter_name_or_path was trained on are trained on again: "
-            f"{_listed(counts)}. Outputs for them are partly memory, so verdicts on them say little; `select --against` "
-            "leaves them out."
+            "warning: questions that model.adapter_name_or_path was trained on are trained on again: "
+            f"{_listed(counts)}. Outputs for them are partly memory, and verdicts on them say little; leave them out "
+            "with `select --against`."
         )
     return texts
 

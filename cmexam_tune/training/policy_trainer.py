@@ -1,5 +1,6 @@
 """`PolicyTrainer`: TRL's GRPO with our prompts, our decoder, our rewards, and checkpoints that survive a kill."""
 
+import contextlib
 import copy
 import math
 import os
@@ -7,18 +8,21 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
+from accelerate.utils import broadcast_object_list
 from datasets import Dataset
 from trl import GRPOTrainer
 from trl.models import unwrap_model_for_generation
 
 from cmexam_tune.core import cli
+from cmexam_tune.core.errors import UserError
 from cmexam_tune.core.schema import Question
-from cmexam_tune.models import Loaded
+from cmexam_tune.models import Loaded, adapters
 from cmexam_tune.models.features import Ids
 from cmexam_tune.models.generation.decoder import Decoder
 from cmexam_tune.rewards import Output, Reward
 from cmexam_tune.rewards.total import DECISIVE
 from cmexam_tune.training.monitor import PolicyMonitor, TrainingMonitor
+from cmexam_tune.training.policy_server import PolicyServer
 from cmexam_tune.training.task import Task
 from cmexam_tune.training.trl_trainer import TRLTrainer
 
@@ -34,6 +38,8 @@ class PolicyTrainer(TRLTrainer, GRPOTrainer):  # type: ignore[misc]
         self.by_id = {question.id: question for question in questions}
         args: Any = task.arguments
         args.reward_weights = list(reward.weights.values())
+        served = args.use_vllm and args.vllm_mode == "server"
+        args.use_vllm = args.use_vllm and not served  # TRL would look for a vLLM in this environment
         prompts = Dataset.from_dict({"prompt": list(self.by_id)})
         # TRL calls `rollout_func` experimental; tests/test_objectives.py fails when it changes.
         os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
@@ -45,6 +51,13 @@ class PolicyTrainer(TRLTrainer, GRPOTrainer):  # type: ignore[misc]
             eval_dataset=prompts,
             rollout_func=_rollout,
         )
+        if served:
+            # What TRL has to do with log-probabilities of another engine, it does as with its own.
+            args.use_vllm = self.use_vllm = True
+            self.vllm_generation, self._last_loaded_step = self, -1
+        address = args.vllm_server_base_url or f"http://{args.vllm_server_host}:{args.vllm_server_port}"
+        self.server = PolicyServer(address, self.run_folder / ".policy") if served else None
+        self._served_name = ""
         # Between two generations TRL takes steps on stored outputs, which a checkpoint does not hold.
         steps = args.steps_per_generation * args.num_iterations
         self.resumable_every = math.lcm(steps, args.gradient_accumulation_steps) // args.gradient_accumulation_steps
@@ -94,6 +107,34 @@ class PolicyTrainer(TRLTrainer, GRPOTrainer):  # type: ignore[misc]
                     written.append(row[:end])
             model.train(training)
         return written
+
+    def sync_weights(self) -> None:
+        """Give the server the adapter as it is now; TRL calls this before the first generation after a step."""
+        assert self.server is not None
+        state = self.state_dict_on_rank0()
+        if self.args.process_index == 0:
+            gathered = state if self.is_deepspeed_enabled else None
+            method = adapters.named(str(self.config.tuning.method))
+            self._served_name = self.server.load(lambda place: method.save(self.unwrapped_model, place, gathered))
+        self._served_name = broadcast_object_list([self._served_name])[0]
+
+    def written_by_server(self, prompt_ids: Sequence[Ids]) -> tuple[list[Ids], list[list[float]]]:
+        """Return what the server writes behind each prompt, and the log-probabilities of the tokens."""
+        assert self.server is not None
+        args: Any = self.args
+        chosen = {"temperature": args.temperature, "top_p": args.top_p, "max_tokens": args.max_completion_length,
+                  "top_k": args.top_k, "min_p": args.min_p, "repetition_penalty": args.repetition_penalty}  # fmt: skip
+        sampling = {name: value for name, value in chosen.items() if value is not None}
+        return self.server.write(self._served_name, prompt_ids, sampling | (args.generation_kwargs or {}))
+
+    def train(self, *arguments: Any, **options: Any) -> Any:
+        """Train, and let a server forget what it was given."""
+        try:
+            return super().train(*arguments, **options)
+        finally:
+            if self.server is not None and self.args.process_index == 0:
+                with contextlib.suppress(UserError):  # a server that has gone has forgotten
+                    self.server.unload()
 
     def prompt_ids(self, names: Sequence[str]) -> list[Ids]:
         """Return the prompts of the questions with these ids, one for each time that an id is named."""
@@ -162,7 +203,9 @@ def _rollout(prompts: list[str], trainer: PolicyTrainer) -> dict[str, object]:
     """Write an output for each prompt: by our decoder, or by the engine that TRL is told to use."""
     args: Any = trainer.args
     ids, logprobs = trainer.prompt_ids(prompts), None
-    if args.use_vllm or args.use_transformers_continuous_batching:
+    if trainer.server is not None:
+        completions, logprobs = trainer.written_by_server(ids)
+    elif args.use_vllm or args.use_transformers_continuous_batching:
         completions, logprobs = trainer._generate_single_turn(ids, None, {}, trainer.num_generations)
     else:
         completions = trainer.write(ids)

@@ -48,11 +48,24 @@ class GRPO(Objective):
         if "reward_weights" in config.training.arguments:
             raise ConfigError("training.reward_weights: the weights of the terms stand in the section reward.")
         values = config.training.arguments
-        if values.get("use_vllm") and values.get("vllm_mode") != "server" and not importlib.util.find_spec("vllm"):
-            # It pins a torch and a transformers of its own; see docs/verdicts.md.
+        if not values.get("use_vllm"):
+            return
+        if values.get("vllm_mode") != "server":
+            if not importlib.util.find_spec("vllm"):
+                # It pins a torch and a transformers of its own; see docs/verdicts.md.
+                raise ConfigError(
+                    "training.use_vllm: vLLM is not installed here, and hardly can be: it pins other versions. Start "
+                    "its server in an environment of its own and set training.vllm_mode=server (docs/verdicts.md)."
+                )
+        elif method.standalone:
             raise ConfigError(
-                "training.use_vllm: vLLM is not installed here, and hardly can be: it pins other versions. Start "
-                "`trl vllm-serve` in an environment of its own and set training.vllm_mode=server."
+                "training.vllm_mode=server: the server is sent an adapter after each step, and cannot be sent a whole "
+                "model. Use tuning.method=lora."
+            )
+        elif config.model.adapter_name_or_path:
+            raise ConfigError(
+                "model.adapter_name_or_path: with training.vllm_mode=server the server has to know the model that is "
+                "started from. Merge it (`export --merge`), serve that, and name it as model.model_name_or_path."
             )
 
     def rows_per_question(self, config: Config) -> int:

@@ -486,7 +486,7 @@ SERVED = {"use_vllm": True, "vllm_mode": "server"}
 def test_a_server_in_another_environment_writes(
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vllm_server: str
 ) -> None:
-    """It has the adapter of each step under a name of its own; its outputs are learnt like ours, to the last bit."""
+    """It has the adapter of each step under a name of its own; its outputs are learnt like ours."""
     from peft import PeftModel
 
     earn(monkeypatch, VALUES)
@@ -524,7 +524,8 @@ def test_a_server_in_another_environment_writes(
 
     fixed_texts(monkeypatch)
     alone = trained(train(config_of(world, tmp_path / "alone", "grpo", training=training, data__max_train_samples=2)))
-    assert all(torch.equal(served[name], alone[name]) for name in alone)
+    assert max(float((served[name] - alone[name]).abs().max()) for name in alone) < 1e-6
+    assert max(float(alone[name].abs().max()) for name in alone if "lora_B" in name) > 1e-4
 
 
 @pytest.mark.parametrize(

@@ -97,9 +97,7 @@ def stages(runs: Mapping[str, Sequence[Graded]], explained: Mapping[str, bool | 
 _TASKS: Mapping[bool | None, Task] = {False: "letters", True: "explanation", None: "unknown"}
 
 
-def _steps(
-    runs: Mapping[str, Sequence[Graded]], pairs: Sequence[tuple[str, str]], part: str, task: Task
-) -> list[Step]:
+def _steps(runs: Mapping[str, Sequence[Graded]], pairs: Sequence[tuple[str, str]], part: str, task: Task) -> list[Step]:
     right = {
         name: [item.correct for item in graded if item.question.answer and PARTS[part](item.question)]
         for name, graded in runs.items()

@@ -108,6 +108,14 @@ def test_answers_are_legal_and_do_not_depend_on_the_batch(head: str) -> None:
             assert len(prediction.answer) == 1
 
 
+def test_answers_leave_the_card_once_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded, config = opened("choice")
+    copied, copy = [], torch.Tensor.cpu
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: copied.append(tensor.shape) or copy(tensor))
+    assert len(list(bert.answer(loaded, questions(12), config))) == 12
+    assert len(copied) == 1
+
+
 @pytest.mark.parametrize(
     ("head", "kind", "logits", "expected"),
     [

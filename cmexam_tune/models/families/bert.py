@@ -192,7 +192,7 @@ class OptionScorer:
                 logits = self._family.scores(loaded.model, batch).cpu()
             check_numbers(logits)
             for row, i in enumerate(chunk):
-                mine = logits[batch["question"].cpu() == row]
+                mine = logits[inputs["question"] == row]
                 letters = read_logits(requests[i].question, head, labels, mine[:, 0] if head == "choice" else mine[0])
                 yield Completion(requests[i], f"答案: {letters}" if letters else "", None, letters or None)
 

@@ -1,5 +1,6 @@
 """What runs on a card when there is one, tried on the CPU: the plan, the models' sizes, and all of it in tiny."""
 
+import itertools
 import json
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import gpu
 from cmexam_tune.train import question_files
 from cmexam_tune.training import estimate
 
+FAKE_ENGINE = Path(__file__).with_name("fake_engine.py")
 PROGRAM = training_kit.ROOT / "benchmarks" / "gpu.py"
 # LLaMA-7B: arXiv 2302.13971 (6.7B) and the sum of its checkpoint's tensors. ChatGLM-6B: of its checkpoint's.
 PUBLISHED = {"llama_lora_bf16": 6_738_415_616, "chatglm_ptuning_bf16": 6_173_286_400}
@@ -90,6 +92,23 @@ def test_every_check_runs_on_a_cpu(tmp_path: Path) -> None:
         assert figures.get("overflows", 0) == 0 and figures.get("largest_difference", 0) == 0
         assert figures.get("padding_share", 0) < 1 and figures.get("share_of_matrix_rate", 0.5) > 0
     assert (tmp_path / "g.md").read_text(encoding="utf-8").count("\n| ") >= len(gpu.CHECKS)
+
+
+@pytest.mark.slow
+def test_vllm_answers_with_weights_of_its_own(tmp_path: Path, job: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for its server: what it is started with, and asked."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} {FAKE_ENGINE} {tmp_path} "$@"\n', encoding="utf-8")
+    python.chmod(0o755)
+    monkeypatch.setenv("CMEXAM_TUNE_VLLM_PYTHON", str(python))
+    (check,) = (check for check in gpu.CHECKS if check.name == "predict_vllm")
+    found = gpu.run(check, {**job, "asked": 20, "named": True}, 600)
+    assert found["outcome"] == "ok" and found["samples_per_second"] > 0 and "peak_memory_bytes" not in found, found
+    words = json.loads((tmp_path / "command").read_text(encoding="utf-8"))
+    options = dict(itertools.pairwise(words))
+    assert options["--load-format"] == "dummy" and options["--dtype"] == "bfloat16"
+    assert json.loads(options["--hf-overrides"])["hidden_size"] == 4096
+    assert len((tmp_path / "asked").read_text(encoding="utf-8").split()) == 16 + 20
 
 
 @pytest.mark.slow

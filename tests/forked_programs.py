@@ -1,5 +1,6 @@
 """Programs in processes of their own, forked from one that has imported the libraries: a start takes no seconds."""
 
+import gc
 import importlib
 import multiprocessing
 import os
@@ -59,6 +60,7 @@ class Program:
 
 
 def _run(name: str, words: list[str], hook: Hook | None, environment: dict[str, str], out: str, err: str) -> None:
+    gc.freeze()  # a collection, which the trainer asks for, leaves the libraries out
     for descriptor, path in ((1, out), (2, err)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), descriptor)
     sys.stdout, sys.stderr = (os.fdopen(descriptor, "w", encoding="utf-8", closefd=False) for descriptor in (1, 2))

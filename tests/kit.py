@@ -1,13 +1,19 @@
 """What the tests of models share: questions with awkward shapes, configs and tiny checkpoints, built once."""
 
 import functools
+import io
+import subprocess
 import tempfile
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cmexam_tune import config, prompts, tiny
+import pytest
+
+from cmexam_tune import __main__, config, prompts, tiny
 from cmexam_tune.config import Config
+from cmexam_tune.core import cli
 from cmexam_tune.core.schema import Question, Turn
 from cmexam_tune.prompts import PromptRequest
 
@@ -34,6 +40,17 @@ def questions(count: int) -> list[Question]:
 @functools.cache
 def checkpoint(family: str, **sizes: int) -> str:
     return str(tiny.build(family, Path(tempfile.mkdtemp(prefix="tiny_")) / family, **sizes))
+
+
+def run_program(*words: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Return what `cmexam-tune WORD...` in `folder` would print and exit with, computed in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        if folder is not None:
+            patch.chdir(folder)
+        with pytest.raises(SystemExit) as ended:
+            cli.run(__main__.main, words)
+    return subprocess.CompletedProcess(words, int(ended.value.code or 0), out.getvalue(), err.getvalue())
 
 
 def make_config(family: str = "llama", **changes: Any) -> Config:

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 from fake_openai import END, KEY, Fault, Said, Script, serving, vllm
+from kit import run_program
 
 from cmexam_tune import annotate, evaluate, judge
 from cmexam_tune.config import Config, ModelConfig, load_config
@@ -739,7 +740,7 @@ def test_questions_go_to_another_address_only_where_that_is_allowed(monkeypatch:
 # --- the whole program -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.slow)])
 def test_kills_lose_and_double_nothing(kills: int, tmp_path: Path) -> None:
     count = 60 + 60 * kills
     jsonl.write(tmp_path / "q.jsonl", questions(count))
@@ -807,10 +808,8 @@ def test_a_killed_judge_or_annotator_asks_nothing_twice(program: str, tmp_path: 
     }[program]
     scores = '{"fluency": 1, "relevance": 2, "completeness": 3, "proficiency": 4}'
     with serving(lambda body, n: scores if program == "judge" else "不符合", delay=0.02) as server:
-        command = [
-            sys.executable, "-m", f"cmexam_tune.{program}", *words, "--config", "zeroshot_vllm",
-            "generation.concurrency=4", f"model.base_url={server.url}",
-        ]  # fmt: skip
+        words += ["--config", "zeroshot_vllm", "generation.concurrency=4", f"model.base_url={server.url}"]
+        command = [sys.executable, "-m", f"cmexam_tune.{program}", *words]
         environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
         process = subprocess.Popen(
             command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -820,7 +819,7 @@ def test_a_killed_judge_or_annotator_asks_nothing_twice(program: str, tmp_path: 
             time.sleep(0.005)
         process.kill()
         process.wait()
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        done = run_program(program, *words, folder=tmp_path)
         assert done.returncode == 0, done.stderr
         assert "of 60 are done already" in done.stderr
         # What is asked twice is at most what was under way at the kill.

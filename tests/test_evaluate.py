@@ -9,6 +9,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import kit
 import pytest
 from kit import questions
 
@@ -49,13 +50,18 @@ def files(tmp_path):
 
 
 def _run(folder, *extra, predictions="predictions.jsonl", questions="questions.jsonl", out="out"):
-    command = [sys.executable, "-m", "cmexam_tune.evaluate", "--predictions", predictions, "--questions", questions]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run([*command, "--out", out, *extra], cwd=folder, env=environment, capture_output=True, text=True)
+    words = ["--predictions", predictions, "--questions", questions, "--out", out]
+    return kit.run_program("evaluate", *words, *extra, folder=folder)
 
 
 def test_three_files_with_the_contracts_keys(files):
-    done = _run(files)
+    """In a process of its own, as readers start it."""
+    words = ["--predictions", "predictions.jsonl", "--questions", "questions.jsonl", "--out", "out"]
+    command, environment = (
+        [sys.executable, "-m", "cmexam_tune.evaluate", *words],
+        {**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    done = subprocess.run(command, cwd=files, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     report = json.loads((files / "out" / "report.json").read_text(encoding="utf-8"))
     assert set(report["overall"]) >= KEYS
@@ -202,8 +208,9 @@ def test_starts_without_heavy_libraries():
     assert done.stdout.strip() == "[]"
 
 
-def test_a_whole_validation_file_is_quick_and_needs_no_torch(tmp_path):
-    questions, predictions = _records(6811, characters=223)
+@pytest.mark.parametrize("count", [300, pytest.param(6811, marks=pytest.mark.slow)])
+def test_a_whole_validation_file_is_quick_and_needs_no_torch(count, tmp_path):
+    questions, predictions = _records(count, characters=223)
     jsonl.write(tmp_path / "questions.jsonl", questions)
     jsonl.write(tmp_path / "predictions.jsonl", predictions)
     code = (

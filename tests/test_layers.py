@@ -1,6 +1,7 @@
 """Imports go down the house only: a file at the top is a program, a folder is a part."""
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -45,6 +46,7 @@ HEAVY = {"torch", "transformers", "peft", "deepspeed", "accelerate"}
 SLOW = HEAVY | {"datasets", "jieba", "sacrebleu", "rouge_score", "evaluate", "pandas", "openpyxl", "numpy", "scipy"}
 
 
+@functools.cache
 def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
@@ -61,7 +63,8 @@ def name_of(path: Path) -> str:
 MODULES = {name_of(path): path for path in FILES}
 
 
-def imported(path: Path, everywhere: bool = True, typing: bool = False) -> set[str]:
+@functools.cache
+def imported(path: Path, everywhere: bool = True, typing: bool = False) -> frozenset[str]:
     """Return imported names; without `everywhere` only those that importing the module imports.
 
     With `typing` also what only type checkers see: a reader follows it too.
@@ -81,7 +84,7 @@ def imported(path: Path, everywhere: bool = True, typing: bool = False) -> set[s
             found |= names | ({node.module} if names - set(MODULES) else set())
         if everywhere or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             stack += ast.iter_child_nodes(node)
-    return found
+    return frozenset(found)
 
 
 def own(path: Path, typing: bool = True) -> set[Path]:

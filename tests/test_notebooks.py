@@ -1,5 +1,6 @@
 """The notebooks run from top to bottom."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,13 @@ nbformat = pytest.importorskip("nbformat")
 nbclient = pytest.importorskip("nbclient")
 
 
-def run(name: str, folder: Path) -> list[Any]:
+def run(name: str, folder: Path, epochs: int | None = None) -> list[Any]:
+    """Return what a notebook shows; `epochs`: of each of its trainings."""
     notebook = nbformat.read(ROOT / "notebooks" / name, as_version=4)
+    if epochs is not None:
+        text, changes = re.subn(r"num_train_epochs=\d+", f"num_train_epochs={epochs}", nbformat.writes(notebook))
+        assert changes == 3
+        notebook = nbformat.reads(text, as_version=4)
     client = nbclient.NotebookClient(
         notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": folder}}
     )
@@ -37,8 +43,9 @@ def test_notebooks_are_committed_without_outputs() -> None:
         assert not [cell for cell in notebook.cells if cell.cell_type == "code" and cell.outputs], path.name
 
 
-def test_quickstart(tmp_path: Path) -> None:
-    shown = run("quickstart.ipynb", tmp_path)
+@pytest.mark.parametrize("epochs", [1, pytest.param(None, marks=pytest.mark.slow)])
+def test_quickstart(epochs: int | None, tmp_path: Path) -> None:
+    shown = run("quickstart.ipynb", tmp_path, epochs)
     assert sum("<table>" in text for text in shown) >= 5
     assert "srcdoc=" in shown[-1]
     assert (tmp_path / "quickstart_out" / "head_bert" / "seed1" / "report" / "report.html").is_file()

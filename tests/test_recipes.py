@@ -2,15 +2,19 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import docs_commands
+import kit
 import pytest
+import shell_stubs
 from fake_openai import KEY, serving
 
-from cmexam_tune import config, export, prompts, tiny
+from cmexam_tune import __main__, config, export, prompts, tiny
 from cmexam_tune.config import installed_versions
 from cmexam_tune.core import documents, files, jsonl
 from cmexam_tune.core.schema import Prediction
@@ -37,15 +41,16 @@ ENDPOINT = [name for name in NAMES if config.load_config(name).model.family == "
 LOCAL = [name for name in NAMES if name not in ENDPOINT]
 
 
-def kinds() -> dict[tuple[str | None, ...], str]:
-    """Return one off-the-shelf recipe for each family, template, style and base: the others differ in weights only."""
-    found = {}
-    for name in (name for name in LOCAL if name.startswith(entries.ZERO_SHOT)):
+def kinds(names: Iterable[str]) -> list[str]:
+    """Return one recipe for each family, template, style, base and way of training: others differ in numbers only."""
+    recipes = {}
+    for name in names:
         it = config.load_config(name)
         base = it.model.model_name_or_path[-4:] if it.model.family == "chatglm" else None
         adapter = "adapter" if it.model.adapter_name_or_path else None
-        found[it.model.family, it.prompt.template, it.prompt.style, base, adapter] = name
-    return found
+        trained = (it.tuning.method, it.training.objective, it.model.head)
+        recipes[it.model.family, it.prompt.template, it.prompt.style, base, adapter, trained] = name
+    return list(recipes.values())
 
 
 def test_a_name_is_one_recipe_and_its_folder_the_method() -> None:
@@ -203,11 +208,13 @@ def with_adapter(name: str, adapters: dict[str, Path]) -> list[str]:
     return [f"model.adapter_name_or_path={kind}"]
 
 
-def asks_for_trl(names: list[str]) -> list[object]:
-    """Return the names, those that need TRL to be skipped where it is not installed."""
+def asks_for_trl(names: list[str], fast: Iterable[str] | None = None) -> list[object]:
+    """Return the names, those that need TRL to be skipped where it is not installed; all but `fast` are slow."""
     skip = pytest.mark.skipif(not installed_versions.has_trl(), reason="TRL is not installed")
     needy = {name for name in names if objectives.named(config.load_config(name).training.objective).trl_config}
-    return [pytest.param(name, marks=skip) if name in needy else name for name in names]
+    quick = set(names if fast is None else fast)
+    marks = {name: [skip] * (name in needy) + [pytest.mark.slow] * (name not in quick) for name in names}
+    return [pytest.param(name, marks=marks[name]) for name in names]
 
 
 @pytest.mark.parametrize("name", asks_for_trl(LOCAL))
@@ -219,7 +226,7 @@ def test_dry_run(name: str, words: Words, adapters: dict[str, Path], capsys: pyt
     assert not Path(f"{out}-dry").exists()
 
 
-@pytest.mark.parametrize("name", asks_for_trl(TRAINED))
+@pytest.mark.parametrize("name", asks_for_trl(TRAINED, fast=kinds(TRAINED)))
 def test_two_steps(name: str, words: Words, adapters: dict[str, Path]) -> None:
     run = train(name, [*words(name), *with_adapter(name, adapters)])
     assert run.finished
@@ -244,7 +251,7 @@ def test_behind_an_address(
     assert KEY not in Path(f"{done}.meta.json").read_text()
 
 
-@pytest.mark.parametrize("name", kinds().values())
+@pytest.mark.parametrize("name", kinds(name for name in LOCAL if name.startswith(entries.ZERO_SHOT)))
 def test_off_the_shelf(name: str, words: Words, adapters: dict[str, Path], tmp_path: Path) -> None:
     # A random model never stops thinking: give it little room for it.
     places = [*words(name), *with_adapter(name, adapters), "generation.thinking_tokens=4"]
@@ -313,16 +320,27 @@ def test_the_demo_empties_only_a_folder_that_it_made(tmp_path: Path) -> None:
         (tmp_path / "new" / "old").touch()
 
 
-def test_a_shell_recipe_goes_from_raw_file_to_report(tmp_path: Path) -> None:
-    model = tiny.build("bert", tmp_path / "bert", hidden=32)
-    environment = {
-        **os.environ, "MODEL": str(model), "DATA": str(SAMPLE / "cmexam"), "OUT": str(tmp_path / "a b"),
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT),
-    }  # fmt: skip
-    command = ["bash", str(ROOT / "recipes" / "bert_head.sh"), "training.max_steps=2", "training.eval_strategy=no"]
+def test_a_shell_recipe_goes_from_raw_file_to_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Started again it trains nothing anew, and answers nothing again."""
+    for name, value in {"MODEL": kit.checkpoint("bert"), "DATA": SAMPLE / "cmexam", "OUT": tmp_path / "a b"}.items():
+        monkeypatch.setenv(name, str(value))
+    shell_stubs.install(tmp_path)
+    words = [str(ROOT / "recipes" / "bert_head.sh"), "training.max_steps=2", "training.eval_strategy=no"]
+    programs: list[str] = []
+
+    def call(called: shell_stubs.Call) -> int:
+        command = docs_commands.ours(called.words)
+        assert command is not None, called.words
+        programs.append(command[0])
+        return __main__.main(command) or 0
+
+    times = []
     for _ in range(2):
-        done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
+        done = shell_stubs.run(shlex.join(["bash", *words]), tmp_path, call)
+        assert done.returncode == 0, done.stdout
+        times.append([(tmp_path / "a b" / name).stat().st_mtime_ns for name in ("run/log.jsonl", "predictions.jsonl")])
+    assert times[0] == times[1]
+    assert programs == ["preprocess", "train", "predict", "evaluate", "train", "predict", "evaluate"]
     assert len(list(jsonl.read(tmp_path / "a b" / "predictions.jsonl", Prediction))) == 30
     assert files.check_input(tmp_path / "a b" / "report" / "report.html")
 

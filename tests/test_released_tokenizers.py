@@ -33,6 +33,7 @@ FILES = {
     "internlm1": ("tokenizer.model", "InternLMTokenizer"),
     "baichuan1": ("tokenizer.model", "BaichuanTokenizer"),
 }
+SMALLEST = "baichuan1"
 CHAT = {"qwen1": {"chat_format": "chatml"}, "baichuan1": {"user_token_id": 195}, "baichuan2": {"user_token_id": 195}}
 SPECIAL_TEXT = {"qwen1": (), "baichuan2": (), "internlm1": ("null\0byte",), "baichuan1": ()}
 """Texts that are read otherwise, as docs/released.md says."""
@@ -61,23 +62,41 @@ def golden() -> Any:
 
 @beside
 @pytest.mark.parametrize("name", FILES)
-def test_texts(name: str, tokenizers: dict[str, Any], golden: Any, tmp_path: Path) -> None:
-    """All texts of the witness, and again after saving as tokenizer.json."""
-    expected = dict(zip(golden["texts"], golden["tokenizers"][name]["ids"], strict=True))
-    assert len(expected) == 62
+def test_texts(name: str, tokenizers: dict[str, Any], golden: Any) -> None:
+    """All texts of the witness."""
     tokenizer = tokenizers[name]
-    tokenizer.save_pretrained(tmp_path)
-    again = checkpoint.read_tokenizer(ModelConfig("llama", str(tmp_path)))
-    assert isinstance(again, released.RoleTokenizer)
-    assert checkpoint.tokenizer_hash(again) == checkpoint.tokenizer_hash(tokenizer)
-    plain = AutoTokenizer.from_pretrained(tmp_path)
-    for read in (tokenizer, again, plain):
-        different = [text for text, ids in expected.items() if read(text)["input_ids"] != ids]
-        assert different == list(SPECIAL_TEXT[name])
+    check_texts(name, tokenizer, golden)
     decoded = golden["tokenizers"][name]["decoded_skip_special"]
     for i in [i for i, text in enumerate(golden["texts"]) if "<" not in text]:
         ids = golden["tokenizers"][name]["ids"][i]
         assert tokenizer.decode(ids, skip_special_tokens=True) == decoded[i]
+
+
+def check_texts(name: str, tokenizer: Any, golden: Any) -> None:
+    expected = dict(zip(golden["texts"], golden["tokenizers"][name]["ids"], strict=True))
+    assert len(expected) == 62
+    different = [text for text, ids in expected.items() if tokenizer(text)["input_ids"] != ids]
+    assert different == list(SPECIAL_TEXT[name])
+
+
+@beside
+@pytest.mark.parametrize(
+    "name", [name if name == SMALLEST else pytest.param(name, marks=pytest.mark.slow) for name in FILES]
+)
+def test_saved_as_tokenizer_json(name: str, tokenizers: dict[str, Any], golden: Any, tmp_path: Path) -> None:
+    """Of the large ones only reading takes seconds; `test_ranks_by_hand` saves one made of ranks."""
+    again, plain = saved(tokenizers[name], tmp_path)
+    for tokenizer in (again, plain):
+        check_texts(name, tokenizer, golden)
+
+
+def saved(tokenizer: Any, folder: Path) -> tuple[Any, Any]:
+    """Return a tokenizer as we read it after saving, and as plain transformers does."""
+    tokenizer.save_pretrained(folder)
+    again = checkpoint.read_tokenizer(ModelConfig("llama", str(folder)))
+    assert isinstance(again, released.RoleTokenizer)
+    assert checkpoint.tokenizer_hash(again) == checkpoint.tokenizer_hash(tokenizer)
+    return again, AutoTokenizer.from_pretrained(folder)
 
 
 def ids_of(tokenizer: Any, template: str, dialogue: Dialogue) -> list[int]:
@@ -162,8 +181,9 @@ def test_ranks_by_hand(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "QWenTokenizer"}')
     tokenizer = released.read_tokenizer(str(tmp_path), None)
     assert tokenizer is not None
-    assert tokenizer("abc")["input_ids"] == [258]
-    assert tokenizer("xbc")["input_ids"] == [ord("x"), 257]
-    assert tokenizer("<|endoftext|>")["input_ids"] == [259]
-    assert tokenizer.chat_template is None
-    assert tokenizer.eos_token_id == 259
+    for read in (tokenizer, *saved(tokenizer, tmp_path / "saved")):
+        assert read("abc")["input_ids"] == [258]
+        assert read("xbc")["input_ids"] == [ord("x"), 257]
+        assert read("<|endoftext|>")["input_ids"] == [259]
+        assert read.chat_template is None
+        assert read.eos_token_id == 259

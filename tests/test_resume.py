@@ -158,7 +158,10 @@ def kill_and_compare(folder: Path, name: str, kills: int) -> None:
         assert losses(out) == losses(whole)
 
 
-@pytest.mark.parametrize("name", ["plain", "packed", "ptuning", "fused_lora", "mixture", "grpo", "dpo"])
+@pytest.mark.parametrize(
+    "name",
+    ["plain", "packed", "ptuning", pytest.param("fused_lora", marks=pytest.mark.slow), "mixture", "grpo", "dpo"],
+)
 def test_killed_after_a_step_was_logged(folder: Path, name: str) -> None:
     """Step 3 is in the log and in no checkpoint. The others of SETTINGS, and other moments, are among the slow ones."""
     processes, changes, hook = settings_of(name)

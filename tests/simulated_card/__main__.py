@@ -10,6 +10,7 @@ import sys
 ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)
 
 import functools
+import gc
 import importlib
 import json
 import os
@@ -27,6 +28,7 @@ def main() -> None:
     # Some of what they look at while they are imported is torch's own; they ask for a card later.
     for library in ("torch._dynamo", "transformers.trainer", "peft", "accelerate"):
         importlib.import_module(library)
+    gc.freeze()  # a collection, which the trainer asks for, leaves the libraries out
     card.activate(card.MODELS[name])
     if scale := os.environ.get("FIRST_LOSS_SCALE"):
         scaler: Any = importlib.import_module("torch").amp.GradScaler

@@ -27,7 +27,7 @@ setup(
     packages=[*find_packages(include=["cmexam_tune", "cmexam_tune.*"]), "cmexam_tune.recipes"],
     package_dir={"cmexam_tune.recipes": "recipes"},
     package_data={
-        "cmexam_tune": ["*.yaml", "*/*.yaml", "*/*/*.yaml", "report/assets/*", "sample/*", "sample/*/*", "py.typed"],
+        "cmexam_tune": ["*.yaml", "*/*.yaml", "*/*/*.yaml", "report/assets/*", "sample/**", "py.typed"],
         "cmexam_tune.recipes": ["*/*.yaml", "*/*.json", "*.sh", "*.md"],
     },
     # Without a bound: transformers chooses the version.

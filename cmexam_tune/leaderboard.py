@@ -98,7 +98,8 @@ def _boards(verified: Sequence[Verified], published: Sequence[str]) -> list[Boar
         # Numbers of other questions never stand in one ranking with these.
         kept = [rows for rows in beside if not rows.caveat]
         left = [name for name, rows in zip(left, beside, strict=True) if rows.caveat]
-        boards.append(leaderboard_page.board(systems[0].identity.questions, systems, kept))
+        title = systems[0].identity.questions.removesuffix(".questions.jsonl")
+        boards.append(leaderboard_page.board(title, systems, kept))
     boards += [Board(name, (), [published_tables.beside(name, ())]) for name in left]
     return boards
 

@@ -16,4 +16,13 @@ for file in "${raw[@]}"; do
   cmexam-tune predict --run "$to/run" --questions "$test" --out "$to/after.jsonl"
   cmexam-tune evaluate --predictions "$to/after.jsonl" --baseline "$to/before.jsonl" --questions "$test" --out "$to/report" --overwrite
 done
+# The model before and after, sealed and beside the papers' rows; the folders in cmexam_tune/sample/sealed were made so.
+to=$out/sample asked=$out/sample/data/test_with_annotations.questions.jsonl
+cmexam-tune preprocess cmexam --input cmexam_tune/sample/cmexam/test_with_annotations.csv --out "$to/data" --overwrite
+for system in "zeroshot SmolLM2-135M" "lora SmolLM2-135M after LoRA"; do
+  name=${system%% *} from=(--config lora_smollm2 "$model"); [ "$name" = lora ] && from=(--run "$to/run")
+  cmexam-tune predict "${from[@]}" --questions "$asked" --out "$to/$name.jsonl" generation.mode=likelihood generation.orders=5
+  cmexam-tune export --results "$to/$name.jsonl" --questions "$asked" --out "$out/sealed/$name" --name "${system#* }" --overwrite
+done
+cmexam-tune leaderboard "$out"/sealed/* --questions "$asked" --published cmexam,cmb --out "$out/leaderboard" --overwrite
 python recipes/demo_real.py "$out"

@@ -118,32 +118,46 @@ document.querySelector("#facets-0 summary").click();
 </script></body>"""
 
 
-def test_the_site_works_in_a_browser(folders: list[Path], tmp_path: Path) -> None:
+def opened(page: str, folder: Path) -> str:
+    """Return what a real browser makes of a page."""
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
         pytest.skip("needs chromium")
+    path = folder / "opened.html"
+    path.write_text(page, "utf-8")
+    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}"]
+    command += ["--dump-dom", path.as_uri()]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
+
+
+def test_the_site_works_in_a_browser(folders: list[Path], tmp_path: Path) -> None:
     page, (board,) = made(folders, tmp_path / "site")
-    clicked = tmp_path / "clicked.html"
-    clicked.write_text(page.replace("</body>", CLICKS), "utf-8")
-    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
-    shown = subprocess.run([*command, "--dump-dom", clicked.as_uri()], capture_output=True, text=True, timeout=120)
-    root = re.search("<html[^>]*>", shown.stdout)
+    shown = opened(page.replace("</body>", CLICKS), tmp_path)
+    root = re.search("<html[^>]*>", shown)
     assert root and 'data-lang="zh"' in root[0] and 'data-theme="dark"' in root[0]
     pair = next(
         p
         for p in board["pairs"]
         if p["first"] == board["systems"][0]["name"] and p["second"] == board["systems"][2]["name"]
     )
-    assert f'id="pair-0-0">{pair["difference"]:.2f}<' in shown.stdout
-    ranking = shown.stdout.partition('id="ranking-0"')[2].partition("</tbody>")[0]
+    assert f'id="pair-0-0">{pair["difference"]:.2f}<' in shown
+    ranking = shown.partition('id="ranking-0"')[2].partition("</tbody>")[0]
     assert re.findall(r"<tr><td>(.*?)</td>", ranking) == ["系统 &lt;2&gt;", "系统 &lt;3&gt;", "系统 &lt;9&gt;"], (
         "sorted up"
     )
-    assert "<details open" in shown.stdout
+    assert "<details open" in shown
+
+
+TIMED = """<script>
+addEventListener("load", () => requestAnimationFrame(() => setTimeout(() => {
+  document.body.innerHTML = `<b id="opened">${Math.round(performance.now())}</b>`;
+})));
+</script></body>"""
+"""What stands in place of the page afterwards: milliseconds from its start until it is drawn."""
 
 
 @pytest.mark.slow
-def test_forty_systems_on_the_whole_exam_are_under_20_mb(tmp_path: Path) -> None:
+def test_forty_systems_on_the_whole_exam_are_under_20_mb_and_open_in_2_seconds(tmp_path: Path) -> None:
     questions = [
         Question(
             f"q:{i}",
@@ -170,5 +184,8 @@ def test_forty_systems_on_the_whole_exam_are_under_20_mb(tmp_path: Path) -> None
     boards = [leaderboard_page.board("test.questions.jsonl", systems)]
     page = leaderboard_page.page(boards)
     total = len(page.encode()) + len(json.dumps(leaderboard_page.numbers(boards), indent=2).encode())
-    print(f"page {len(page.encode()):,} bytes, site {total:,} bytes")
-    assert total < 20_000_000
+    # The machine may be busy: its best of three is the page's own time.
+    times = [opened(page.replace("</body>", TIMED), tmp_path) for _ in range(3)]
+    milliseconds = min(int(re.findall('id="opened">(\\d+)<', text)[0]) for text in times)
+    print(f"page {len(page.encode()):,} bytes, site {total:,} bytes, drawn after {milliseconds} ms")
+    assert total < 20_000_000 and milliseconds < 2000

@@ -8,8 +8,10 @@ import pytest
 import real_data
 
 import cmexam_tune
+from cmexam_tune.core import jsonl
 from cmexam_tune.core.schema import Question
 from cmexam_tune.exams import RowReport, cmb, cmexam
+from cmexam_tune.interop.sealing import verifying
 
 SAMPLE = Path(cmexam_tune.__file__).parent / "sample"
 SHARED = Path(__file__).resolve().parents[2] / "shared"
@@ -29,6 +31,14 @@ def read(name: str) -> tuple[list[Question], list[RowReport]]:
     exam = cmexam if name.startswith("cmexam") else cmb
     answers = SAMPLE / "cmb/test_answers.json" if name == "cmb/test.json" else None
     return list(exam.read([SAMPLE / name], answers, reports.append)), reports
+
+
+@pytest.mark.parametrize("name", ["zeroshot", "lora"])
+def test_the_sealed_runs_reproduce_with_the_texts(name: str, tmp_path: Path) -> None:
+    jsonl.write(tmp_path / "q.jsonl", read("cmexam/test_with_annotations.csv")[0])
+    verified = verifying.verify(SAMPLE / "sealed" / name, tmp_path / "q.jsonl")
+    assert not verified.problems and verified.with_texts and len(verified.questions) == 30
+    assert verified.derived and verified.derived.option_orders and verified.derived.option_orders.orders == 5
 
 
 @pytest.fixture(scope="module")

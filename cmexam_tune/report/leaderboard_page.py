@@ -25,6 +25,7 @@ SIGNIFICANT = 0.05
 MOST_VALUES = 40
 """Of a facet with more values the table would be no overview."""
 _STYLE = """
+h2 { overflow-wrap: anywhere; }
 .scroll th:first-child, .scroll td:first-child { min-width: 9em; } .scroll td { white-space: nowrap; }
 .scroll th { word-break: keep-all; }
 .systems .scroll th, .systems .scroll td { text-align: left; white-space: normal; min-width: 6em; }
@@ -254,7 +255,7 @@ def conditions(board: Board) -> Table:
         model = " + ".join(text for text in (who.model, who.adapter) if text) or "-"
         checked = (
             Text("everything", "全部")
-            if system.taken_over is None
+            if not system.taken_over
             else Text(
                 f"all but {system.taken_over:,} readings that need the questions' texts",
                 f"除 {system.taken_over:,} 个需要题目文本的判读外",
@@ -328,7 +329,8 @@ def _ranking(board: Board, number: int) -> str:
     if board.systems:
         systems, n = len(board.systems), len(board.systems[0].graded)
         count = in_both(
-            f"{systems} systems, {n:,} questions ({board.title}).", f"{systems} 个系统，{n:,} 题（{board.title}）。"
+            f"{systems} system{'s' * (systems > 1)}, {n:,} questions ({board.title}).",
+            f"{systems} 个系统，{n:,} 题（{board.title}）。",
         )
         parts.append(f"<p>{count}</p>")
     by_metric: dict[str, list[Mapping[str, Any]]] = {"accuracy": []}

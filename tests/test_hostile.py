@@ -19,7 +19,7 @@ import pytest
 import cmexam_tune
 from cmexam_tune import chat
 from cmexam_tune.cmb_clin import rubric
-from cmexam_tune.core import jsonl
+from cmexam_tune.core import files, jsonl
 from cmexam_tune.core.errors import DataError, UserError, first_line
 from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.evaluate import evaluate
@@ -355,9 +355,8 @@ def test_messages_name_the_place(name: str, text: str, words: str, tmp_path: Pat
 
 
 def test_an_exam_file(tmp_path: Path) -> None:
-    (tmp_path / "x.csv").mkdir()
-    with pytest.raises(UserError, match=r"an exam file is needed|holds no"):
-        preprocess("cmexam", [tmp_path / "x.csv"], tmp_path / "out")
+    with pytest.raises(UserError, match=r"is a folder, an exam file is needed"):
+        files.check_input(tmp_path, "exam file")
 
 
 def test_a_report_on_a_full_disk_leaves_nothing(tmp_path: Path) -> None:

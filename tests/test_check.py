@@ -220,6 +220,7 @@ def test_the_program(tmp_path, capsys):
     }
     page = (tmp_path / "out/check.html").read_text("utf-8")
     assert "锟斤拷&lt;b&gt;&amp;" in page and "锟斤拷<b>" not in page and "default-src 'none'" in page
+    assert "Check of question files" in page and "题目文件检查" in page
     assert json.loads((tmp_path / "out/check.json").read_text("utf-8"))["pairs"]["exact"] == {"within": 0, "against": 1}
     assert call("--questions", path, "--against", other, "--out", tmp_path / "out") == 2
     assert "exists. Add --overwrite" in capsys.readouterr().err

@@ -219,7 +219,7 @@ def witness(plan: Plan, seed: int) -> None:
     questions = list(jsonl.read(plan.train, Question))
     rows = family.encode(families.Loaded(None, tokenizer), questions, config.prompt, config.model).rows  # type: ignore[arg-type]
     lengths = [len(row["input_ids"]) for row in rows]
-    steps = sampler.order(lengths, sampler.Layout(BATCH, BATCH, seed=seed), 0)
+    steps = sampler.order(lengths, sampler.StepLayout(BATCH, BATCH, seed=seed), 0)
     ordered = [rows[i] for step in steps for i in sorted(step, key=lambda i: -lengths[i])]
 
     def collate(batch: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:

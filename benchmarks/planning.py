@@ -25,7 +25,7 @@ def main():
     found = []
     for processes in (1, 8):
         for tokens in (2048, 8192):
-            layout = sampler.Layout(len(lengths), 32, max_tokens=tokens)
+            layout = sampler.StepLayout(len(lengths), 32, max_tokens=tokens)
             started, cpu = time.perf_counter(), time.process_time()
             shares = sampler.spread(range(len(lengths)), lengths, layout, processes)
             seconds, cpu = time.perf_counter() - started, time.process_time() - cpu

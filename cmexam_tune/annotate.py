@@ -9,13 +9,13 @@ from cmexam_tune.core import cli, files, jsonl
 from cmexam_tune.core.cli import File, Flag, Override
 from cmexam_tune.core.errors import DataError, UserError
 from cmexam_tune.core.own_files import OwnFiles
-from cmexam_tune.core.review_sheet import QUESTION, Layout, ReviewSheet, question_cells
+from cmexam_tune.core.review_sheet import QUESTION, ReviewSheet, SheetColumns, question_cells
 from cmexam_tune.core.schema import Question
 from cmexam_tune.inference import annotations, loading
 from cmexam_tune.inference.annotations import FACETS, Proposal
 from cmexam_tune.report.table import Table
 
-SHEET = Layout(
+SHEET = SheetColumns(
     "annotate",
     keys=("question_id", "facet"),
     before=(*QUESTION, "facet", "before"),

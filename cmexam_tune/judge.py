@@ -48,10 +48,10 @@ class _Work:
     rubric: Rubric
     out: Path
 
-    def task(self, model: str, variant: Variant) -> judging.Task:
+    def task(self, model: str, variant: Variant) -> judging.JudgingTask:
         """Return what there is to judge of one predictions file."""
         answers = {answer.question_id: answer for answer in self.answers[model]}
-        return judging.Task(self.cases, answers, self.rubric, variant)
+        return judging.JudgingTask(self.cases, answers, self.rubric, variant)
 
 
 def judge(
@@ -176,7 +176,7 @@ def _judge(work: _Work, name: str, source: loading.Source, variants: Sequence[Va
                     judging.judge_missing(file, task, open_judge, source.config.generation.prompts_at_once)
 
 
-def _fingerprint(task: judging.Task) -> str:
+def _fingerprint(task: judging.JudgingTask) -> str:
     """Return a checksum of everything a judge reads."""
     import hashlib
 
@@ -208,7 +208,7 @@ def _judged(work: _Work) -> list[Judged]:
     return judged
 
 
-def _read_back(path: Path, task: judging.Task) -> Iterator[Judgement]:
+def _read_back(path: Path, task: judging.JudgingTask) -> Iterator[Judgement]:
     """Yield the judgements in a file, each of which must be one that the task can have led to.
 
     Raises:

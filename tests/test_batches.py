@@ -16,7 +16,7 @@ from cmexam_tune.models.families import Loaded
 from cmexam_tune.training import logits
 from cmexam_tune.training.data.encoding import label_count, length
 from cmexam_tune.training.data.sampler import (
-    Layout,
+    StepLayout,
     StepSampler,
     order,
     slots,
@@ -31,18 +31,18 @@ def lengths(count: int, seed: int = 0) -> list[int]:
 
 
 LAYOUTS = [
-    Layout(16, 8),
-    Layout(16, 8, max_tokens=500),
-    Layout(16, 8, pack_length=512),
-    Layout(64, 4, max_tokens=300, pack_length=256),
-    Layout(7, 3),
+    StepLayout(16, 8),
+    StepLayout(16, 8, max_tokens=500),
+    StepLayout(16, 8, pack_length=512),
+    StepLayout(64, 4, max_tokens=300, pack_length=256),
+    StepLayout(7, 3),
 ]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("world", [1, 2, 3])
 @pytest.mark.parametrize("count", [5, 16, 203])
-def test_every_question_once_within_the_limits(layout: Layout, world: int, count: int) -> None:
+def test_every_question_once_within_the_limits(layout: StepLayout, world: int, count: int) -> None:
     sizes = lengths(count)
     seen: list[int] = []
     for step in order(sizes, layout, 0):
@@ -59,20 +59,20 @@ def test_every_question_once_within_the_limits(layout: Layout, world: int, count
 
 def test_steps_do_not_depend_on_processes_packing_or_budget() -> None:
     sizes = lengths(300)
-    plain = order(sizes, Layout(16, 8), 1)
-    assert plain == order(sizes, Layout(16, 4, max_tokens=100, pack_length=512), 1)
-    assert plain != order(sizes, Layout(16, 8), 2), "another epoch is another order"
-    assert plain != order(sizes, Layout(16, 8, seed=1), 1)
+    plain = order(sizes, StepLayout(16, 8), 1)
+    assert plain == order(sizes, StepLayout(16, 4, max_tokens=100, pack_length=512), 1)
+    assert plain != order(sizes, StepLayout(16, 8), 2), "another epoch is another order"
+    assert plain != order(sizes, StepLayout(16, 8, seed=1), 1)
     items = [
         [plan.step_targets for (plan,) in StepSampler(sizes, sizes, layout, rank=rank, world=world)]
-        for layout, rank, world in [(Layout(16, 8), 0, 1), (Layout(16, 8, pack_length=99), 1, 2)]
+        for layout, rank, world in [(StepLayout(16, 8), 0, 1), (StepLayout(16, 8, pack_length=99), 1, 2)]
     ]
-    assert items[0] == items[1] == [sum(sizes[i] for i in step) for step in order(sizes, Layout(16, 8), 0)]
+    assert items[0] == items[1] == [sum(sizes[i] for i in step) for step in order(sizes, StepLayout(16, 8), 0)]
 
 
 def test_padding_stays_low_and_is_counted_right() -> None:
     sizes = lengths(1024)
-    sampler = StepSampler(sizes, sizes, Layout(16, 8), rank=0, world=1)
+    sampler = StepSampler(sizes, sizes, StepLayout(16, 8), rank=0, world=1)
     total = sum(slots(micro, sizes) for (plan,) in sampler for micro in plan.micro)
     assert sampler.padding() == pytest.approx(1 - sum(sizes) / total)
     assert sampler.padding() < 0.05
@@ -82,7 +82,7 @@ def test_work_is_shared_evenly() -> None:
     sizes = lengths(1024)
     loads = []
     for rank in range(4):
-        loads.append(sum(slots(m, sizes) for (plan,) in StepSampler(sizes, sizes, Layout(32, 8), rank=rank, world=4)
+        loads.append(sum(slots(m, sizes) for (plan,) in StepSampler(sizes, sizes, StepLayout(32, 8), rank=rank, world=4)
                          for m in plan.micro))  # fmt: skip
     assert max(loads) / min(loads) < 1.1
 
@@ -257,7 +257,7 @@ def test_a_large_validation_file_is_laid_out_at_once() -> None:
     """It took 14 s when one more round was tried after the other."""
     sizes = lengths(27_000)
     started = time.process_time()
-    shares = spread(range(len(sizes)), sizes, Layout(len(sizes), 32, max_tokens=2048), 1)
+    shares = spread(range(len(sizes)), sizes, StepLayout(len(sizes), 32, max_tokens=2048), 1)
     assert time.process_time() - started < 0.5
     assert sum(map(len, shares[0])) == 27_000
 
@@ -270,7 +270,7 @@ def test_length_of_rows() -> None:
 
 def test_longest_question_comes_first_in_the_first_epoch() -> None:
     lengths = random.Random(3).sample(range(5, 4000), 3000)
-    plan = Layout(global_batch=8, micro_batch=2, seed=1)
+    plan = StepLayout(global_batch=8, micro_batch=2, seed=1)
     first, second = (order(lengths, plan, epoch) for epoch in (0, 1))
     assert lengths[first[0][0]] == max(lengths)
     assert sorted(i for step in first for i in step) == list(range(3000))

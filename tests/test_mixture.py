@@ -24,7 +24,7 @@ from cmexam_tune.prompts.order import shuffled
 from cmexam_tune.train import question_files, train
 from cmexam_tune.training import estimate
 from cmexam_tune.training.data.questions import QuestionFiles
-from cmexam_tune.training.data.sampler import Layout, Mixture, StepSampler
+from cmexam_tune.training.data.sampler import Mixture, StepLayout, StepSampler
 
 # --- mixture ------------------------------------------------------------------------------------------------------
 
@@ -35,7 +35,7 @@ WEIGHTS = (0.5, 1.0, 2.3)
 def shown(epoch: int, world: int, seed: int = 0) -> list[int]:
     """Return the questions of an epoch as the processes see them, in order of the steps."""
     sizes = [random.Random(i).randint(20, 300) for i in range(len(SOURCES))]
-    layout, mixture = Layout(8, 3, seed=seed), Mixture(SOURCES, WEIGHTS, seed)
+    layout, mixture = StepLayout(8, 3, seed=seed), Mixture(SOURCES, WEIGHTS, seed)
     found = []
     for rank in range(world):
         sampler = StepSampler(sizes, sizes, layout, rank=rank, world=world, mixture=mixture)

@@ -24,7 +24,7 @@ MAX_CELL = 32_767
 
 
 @dataclass(frozen=True)
-class Place:
+class SheetRow:
     """Whose answer a row of the sheet is."""
 
     row: int
@@ -62,7 +62,7 @@ def export(
     path = files.check_output(path)
     files.check_output(key_path(path))
     chosen = _draw(predictions, set(dialogue.keys(cases)), sample, random.Random(seed))
-    places = [Place(row, model, answer.question_id) for row, (model, answer) in enumerate(chosen, 2)]
+    places = [SheetRow(row, model, answer.question_id) for row, (model, answer) in enumerate(chosen, 2)]
     turns = {dialogue.key(case, number): (case, number) for case in cases for number, _ in enumerate(case.turns, 1)}
     rows = []
     for place, (_, answer) in zip(places, chosen, strict=True):
@@ -181,7 +181,7 @@ def read(
     return [Judged(name, model, tuple(scored)) for model, scored in judgements.items() if scored]
 
 
-def _key_of(path: Path, answered: Mapping[str, Collection[str]]) -> dict[int, Place]:
+def _key_of(path: Path, answered: Mapping[str, Collection[str]]) -> dict[int, SheetRow]:
     """Return row -> whose answer it is."""
     keys = [key for key in sorted(path.parent.glob("*.xlsx.key.json")) if path.name.startswith(key.name[:-14])]
     if not keys:
@@ -189,10 +189,10 @@ def _key_of(path: Path, answered: Mapping[str, Collection[str]]) -> dict[int, Pl
     # Of the keys whose sheet's name this name starts with, that of the longest is meant.
     key = max(keys, key=lambda path: len(path.name))
     try:
-        places = [jsonl.from_object(Place, place, str(key)) for place in documents.read_json(key, "key", list)]
+        places = [jsonl.from_object(SheetRow, place, str(key)) for place in documents.read_json(key, "key", list)]
     except (UserError, AttributeError):
         raise DataError(f"{key}: is no key of a sheet. Export the sheet again.") from None
-    rows: dict[int, Place] = {}
+    rows: dict[int, SheetRow] = {}
     answers: set[tuple[str, str]] = set()
     for place in places:
         where, answer = f"{key}: row {place.row}", (place.model, place.question_id)

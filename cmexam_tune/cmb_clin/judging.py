@@ -14,7 +14,7 @@ from cmexam_tune.prompts import PromptRequest, dialogue
 
 
 @dataclass(frozen=True)
-class Task:
+class JudgingTask:
     """What is judged: the answers of one model, and in which variant of the rubric."""
 
     cases: Sequence[Case]
@@ -32,7 +32,9 @@ class Task:
         ]
 
 
-def judge_missing(file: ResumableFile, task: Task, open_judge: Callable[[], TextEngine], batch_size: int) -> None:
+def judge_missing(
+    file: ResumableFile, task: JudgingTask, open_judge: Callable[[], TextEngine], batch_size: int
+) -> None:
     """Judge the answers that the open file lacks, and put it in the order of the cases."""
     run_missing(
         file,
@@ -46,7 +48,7 @@ def judge_missing(file: ResumableFile, task: Task, open_judge: Callable[[], Text
     )
 
 
-def _requests(task: Task, known: frozenset[str]) -> list[PromptRequest]:
+def _requests(task: JudgingTask, known: frozenset[str]) -> list[PromptRequest]:
     missing = set(task.keys) - known
     requests = []
     for case in task.cases:
@@ -57,7 +59,7 @@ def _requests(task: Task, known: frozenset[str]) -> list[PromptRequest]:
     return requests
 
 
-def _judgements(task: Task, judge: TextEngine, requests: Sequence[PromptRequest]) -> Iterator[Judgement]:
+def _judgements(task: JudgingTask, judge: TextEngine, requests: Sequence[PromptRequest]) -> Iterator[Judgement]:
     """Yield readable judgements as they arrive; the judge is asked again for the others, once and at the end."""
     again = []
     for completion in judge.generate(requests):

@@ -2,8 +2,7 @@
 
 In: a recipe by name or path, and `section.key=value` overrides. Out: a `Config` of frozen dataclasses. Start reading in
 `settings.py`, what an experiment can say; `reading.py` is how it is read, `overrides.py` the command line,
-`installed_versions.py` which names are
-transformers', `describing.py` what `--help`, the reference and editors show.
+`installed_versions.py` which names are transformers', `describing.py` what `--help`, the reference and editors show.
 """
 
 from cmexam_tune.config.overrides import ALIASES

@@ -15,7 +15,7 @@ CHANGED = "changed"
 
 
 @dataclass(frozen=True)
-class Layout:
+class SheetColumns:
     """The columns of a workbook."""
 
     program: str
@@ -57,7 +57,7 @@ _YELLOW = "FFFFEB9C"
 class ReviewSheet:
     """Rows of proposals, found by their keys, and columns by their headings, wherever people have moved them."""
 
-    def __init__(self, layout: Layout, path: str | Path | None = None) -> None:
+    def __init__(self, layout: SheetColumns, path: str | Path | None = None) -> None:
         """Read the workbook at `path`; None: start a new one.
 
         Raises:
@@ -158,7 +158,7 @@ class ReviewSheet:
             handle.write(buffer.getvalue())
 
 
-def _find(book: Any, layout: Layout, path: str | Path) -> tuple[Any, dict[str, int]]:
+def _find(book: Any, layout: SheetColumns, path: str | Path) -> tuple[Any, dict[str, int]]:
     """Return the sheet with the reviews, and heading -> column number."""
     for sheet in book.worksheets:
         headings = [_text(cell.value) for cell in sheet[1]]

@@ -43,7 +43,7 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Note:
+class PredictionsNote:
     """What `begin` writes, as far as a later run needs it."""
 
     versions: Mapping[str, Any]
@@ -285,7 +285,7 @@ def _read_note(path: Path) -> dict[str, Any] | None:
         return None
     try:
         note: dict[str, object] = documents.read_json(path, "note of predict")
-        jsonl.from_object(Note, note, str(path))
+        jsonl.from_object(PredictionsNote, note, str(path))
     except UserError as error:
         raise UserError(f"{error} It was not written by predict. Choose another --out, or move it away.") from None
     return note

@@ -1,4 +1,4 @@
-"""Files of other evaluation tools: their outputs read as predictions, our questions written as their tasks.
+"""What is exchanged with other tools: outputs, tasks, rewards, models, sealed results, command lines.
 
 In: what lm-eval, OpenCompass, EvalScope, inspect_ai or a script wrote. Out: predictions with the ids of our questions;
 task files of the same tools; and results that others recompute. Start reading in `predictions.py`, then `tasks.py`;

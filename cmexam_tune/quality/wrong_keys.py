@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from cmexam_tune.core.errors import DataError, UserError
-from cmexam_tune.core.review_sheet import QUESTION, Layout, ReviewSheet, question_cells
+from cmexam_tune.core.review_sheet import QUESTION, ReviewSheet, SheetColumns, question_cells
 from cmexam_tune.core.schema import Question, letters
 from cmexam_tune.evaluation.graded import Graded
 from cmexam_tune.prompts.question_checks import contradicted
@@ -33,7 +33,7 @@ PRIOR = 0.02
 _Z = -2.33
 """One in a hundred questions is below by chance."""
 VERDICTS = ("key wrong", "broken", "key right")
-SHEET = Layout(
+SHEET = SheetColumns(
     "check --predictions",
     keys=("question_id",),
     before=(*QUESTION, "key", "explanation"),

@@ -22,7 +22,7 @@ from cmexam_tune.models import adapters, checkpoint, device, families
 from cmexam_tune.models.adapters import Method
 from cmexam_tune.models.prefix import MODULE
 from cmexam_tune.training import objectives
-from cmexam_tune.training.data.sampler import Layout
+from cmexam_tune.training.data.sampler import StepLayout
 
 MAX_BUCKET = 500_000_000
 """Numbers; DeepSpeed's own default, 1 to 2 GB."""
@@ -374,7 +374,7 @@ def bucket_size(trained: int) -> int:
 # Batches
 
 
-def layout(training: TrainingConfig, prompt: PromptConfig, world: int) -> Layout:
+def layout(training: TrainingConfig, prompt: PromptConfig, world: int) -> StepLayout:
     """Return how questions are grouped into steps and rows on `world` processes.
 
     An optimizer step has `global_batch_size` questions, else micro-batch x accumulation x processes.
@@ -390,7 +390,7 @@ def layout(training: TrainingConfig, prompt: PromptConfig, world: int) -> Layout
             f"training.global_batch_size={size} is smaller than the {world} processes: each needs a question in every "
             f"step. Start at most {size} processes, or set global_batch_size to {world} or more."
         )
-    return Layout(
+    return StepLayout(
         global_batch=size,
         micro_batch=training.micro_batch,
         max_tokens=training.max_tokens_per_batch,

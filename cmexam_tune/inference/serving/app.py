@@ -113,7 +113,7 @@ def _answers(service: "Service", kind: type[ProtocolRequest]) -> Callable[[Reque
             return JSONResponse(kind.error(refused), refused.status)
         if stream is not None:
             return StreamingResponse(_events(first, news, stream, kind), media_type="text/event-stream")
-        assert not isinstance(first, Progress), "only streams are told of progress"
+        assert not isinstance(first, PartialText), "only streams are told of progress"
         return JSONResponse(request.answer(first, service.name))
 
     return answer
@@ -171,14 +171,14 @@ def _refused(error: Exception) -> Refused:
 
 
 @dataclass(frozen=True)
-class Progress:
+class PartialText:
     """How far a completion is."""
 
     index: int
     text: str
 
 
-News = Progress | list[Completion]
+News = PartialText | list[Completion]
 """A completion's text so far; at last all completions."""
 
 
@@ -188,7 +188,7 @@ async def _events(
     """Yield server-sent events for the texts so far and for what was written in the end."""
     latest = first
     try:
-        while isinstance(latest, Progress):
+        while isinstance(latest, PartialText):
             if sent := stream.progress(latest.index, latest.text):
                 yield sent
             latest = await anext(news)
@@ -231,12 +231,12 @@ class Service:
             Refused: see `_sampled` and `_prompt`; or no answer in time.
         """
         loop = asyncio.get_running_loop()
-        news: asyncio.Queue[Progress | None] = asyncio.Queue()
+        news: asyncio.Queue[PartialText | None] = asyncio.Queue()
         pending: list[Pending] = []
 
         def tell(index: int, text: str) -> None:
             # Called by the thread that generates.
-            loop.call_soon_threadsafe(news.put_nowait, Progress(index, text))
+            loop.call_soon_threadsafe(news.put_nowait, PartialText(index, text))
 
         try:
             config = self._sampled(wanted)

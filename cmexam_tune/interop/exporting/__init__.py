@@ -1,1 +1,5 @@
-"""Models for other libraries: merged or averaged weights, with a model card and a Modelfile."""
+"""Parts of `cmexam-tune export`, which puts them together: a run's model for other libraries.
+
+In: a run and its loaded model. Out: averaged adapters (`averaging.py`), a model card, a Modelfile for Ollama, config
+files in older spellings (`saved_files.py`), and an upload (`hub.py`).
+"""

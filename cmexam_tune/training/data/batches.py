@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from cmexam_tune.models.features import Truncation
-from cmexam_tune.training.data.sampler import Layout, Mixture, Plan, StepSampler
+from cmexam_tune.training.data.sampler import Mixture, Plan, StepLayout, StepSampler
 
 Sample = Mapping[str, Any]
 """One encoded question: `question_id`, `input_ids`, `labels` and what else its family's `collate` reads."""
@@ -104,7 +104,7 @@ class TrainingData:
     """Training and validation questions, and the layout of the steps."""
 
     train: EncodedQuestions
-    layout: Layout
+    layout: StepLayout
     validation: EncodedQuestions | None = None
     file_weights: Sequence[float] = ()
     """How often an epoch shows each training file; empty: each question once."""
@@ -120,7 +120,7 @@ class TrainingData:
             self.train.lengths, self.train.num_targets, self.layout, rank=rank, world=world, mixture=self.mixture
         )
 
-    def evaluation_layout(self, micro_batch: int) -> Layout:
+    def evaluation_layout(self, micro_batch: int) -> StepLayout:
         """Return the layout of one pass over the validation questions, never packed."""
         assert self.validation is not None
         return replace(self.layout, global_batch=len(self.validation), micro_batch=micro_batch, pack_length=None)

@@ -47,7 +47,7 @@ COLUMNS = ("length", "num_targets", "source")
 
 
 @dataclass(frozen=True)
-class Manifest:
+class CacheManifest:
     """What encoded.json in a cache folder says; written last."""
 
     parts: int
@@ -111,7 +111,7 @@ class Encoder:
         return digest.hexdigest()
 
     def _open(self, folder: Path) -> EncodedQuestions:
-        manifest = jsonl.read_one(folder / MANIFEST, Manifest, "list of encoded questions")
+        manifest = jsonl.read_one(folder / MANIFEST, CacheManifest, "list of encoded questions")
         parts = [datasets.load_from_disk(str(path)) for path in sorted(folder.glob("part-*"))]
         table = datasets.concatenate_datasets(parts) if parts else datasets.Dataset.from_dict({c: [] for c in COLUMNS})
         if (len(parts), len(table)) != (manifest.parts, manifest.rows):
@@ -136,7 +136,9 @@ class Encoder:
                     reports.append(report)
                     progress.move(len(part))
             folders = len([*staged.glob("part-*")])
-            manifest = Manifest(folders, sum(rows for rows, _ in reports), _join([report for _, report in reports]))
+            manifest = CacheManifest(
+                folders, sum(rows for rows, _ in reports), _join([report for _, report in reports])
+            )
             (staged / MANIFEST).write_text(json.dumps(dataclasses.asdict(manifest)), encoding="utf-8")
             with contextlib.suppress(OSError):  # another training has made the same meanwhile
                 staged.rename(folder)

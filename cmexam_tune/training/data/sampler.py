@@ -29,7 +29,7 @@ class Plan(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Layout:
+class StepLayout:
     """How questions are grouped.
 
     Attributes:
@@ -85,7 +85,7 @@ class Mixture:
         return indices
 
 
-def order(lengths: Sequence[int], layout: Layout, epoch: int, mixture: Mixture | None = None) -> list[list[int]]:
+def order(lengths: Sequence[int], layout: StepLayout, epoch: int, mixture: Mixture | None = None) -> list[list[int]]:
     """Return the steps of an epoch as lists of sample indices: shuffled, each of similar lengths.
 
     The first epoch starts with its longest question: without a mixture memory runs out in the first step or never.
@@ -107,7 +107,7 @@ def order(lengths: Sequence[int], layout: Layout, epoch: int, mixture: Mixture |
     return steps
 
 
-def spread(step: Sequence[int], lengths: Sequence[int], layout: Layout, world: int) -> list[tuple[MicroBatch, ...]]:
+def spread(step: Sequence[int], lengths: Sequence[int], layout: StepLayout, world: int) -> list[tuple[MicroBatch, ...]]:
     """Return for every process its micro-batches of a step: as many, and of the same lengths, on each.
 
     A process that is left without a question gets an empty micro-batch (only where a step has fewer questions than
@@ -147,7 +147,7 @@ def _bounds(count: int, parts: int) -> list[int]:
     return [part * small + min(part, extra) for part in range(parts + 1)]
 
 
-def _rows(chunk: Sequence[int], lengths: Sequence[int], layout: Layout) -> MicroBatch:
+def _rows(chunk: Sequence[int], lengths: Sequence[int], layout: StepLayout) -> MicroBatch:
     """Group a chunk into rows: one question each, or packed into as few equally long rows as possible."""
     if layout.pack_length is None or not chunk:
         return tuple((i,) for i in chunk)
@@ -178,7 +178,7 @@ class StepSampler(BatchSampler):
         self,
         lengths: Sequence[int],
         num_targets: Sequence[int],
-        layout: Layout,
+        layout: StepLayout,
         *,
         rank: int,
         world: int,

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cmexam_tune.core.errors import DataError, UserError
 from cmexam_tune.core.review_sheet import QUESTION, ReviewSheet, SheetColumns, question_cells
@@ -158,6 +158,25 @@ def rows(suspects: Sequence[Suspect], questions: Sequence[Question]) -> list[dic
     ]
 
 
+class Review(NamedTuple):
+    """What a person wrote into a row: the columns of `SHEET.review`."""
+
+    verdict: str
+    answer: str
+    reviewer: str
+    reason: str
+
+    def problem(self, question: Question) -> str | None:
+        """Say why this is no review of the question, or return None."""
+        if self.verdict not in VERDICTS:
+            return f"verdict {self.verdict!r} is not one of {', '.join(VERDICTS)}"
+        if self.verdict != "key right" and not (self.reviewer and self.reason):
+            return "a verdict needs a reviewer and a reason"
+        if self.verdict == "key wrong" and not (self.answer and set(letters(self.answer)) <= set(question.options)):
+            return f"answer {self.answer!r}: the right letters are needed, of {''.join(question.options)}"
+        return None
+
+
 def reviewed(sheet: ReviewSheet, name: str, questions: Sequence[Question]) -> list[dict[str, object]]:
     """Return the entries of errata.yaml that people's verdicts in a sheet come to, one for each reviewer and verdict.
 
@@ -170,32 +189,26 @@ def reviewed(sheet: ReviewSheet, name: str, questions: Sequence[Question]) -> li
         DataError: a verdict that is none, one without reviewer or reason, or letters that the question lacks; names the
             row.
     """
-    known = {question.id: question for question in questions}
+    by_id = {question.id: question for question in questions}
     entries: dict[tuple[str, str], dict[str, Any]] = {}
     for (question_id,), row in sorted(sheet.rows.items(), key=lambda pair: pair[1]):
-        verdict, answer, reviewer, reason = (sheet.text(row, column).strip() for column in SHEET.review)
-        if not verdict and not (answer or reason):
+        review = Review(*(sheet.text(row, column).strip() for column in SHEET.review))
+        if not review.verdict and not (review.answer or review.reason):
             continue
-        problem = None
-        if verdict not in VERDICTS:
-            problem = f"verdict {verdict!r} is not one of {', '.join(VERDICTS)}"
-        elif question_id not in known:
-            problem = f"question {question_id!r} is not in --questions"
-        elif verdict != "key right" and not (reviewer and reason):
-            problem = "a verdict needs a reviewer and a reason"
-        elif verdict == "key wrong" and not (answer and set(letters(answer)) <= set(known[question_id].options)):
-            problem = f"answer {answer!r}: the right letters are needed, of {''.join(known[question_id].options)}"
-        if problem:
+        if question_id not in by_id:
+            raise DataError(f"{name}: row {row}: question {question_id!r} is not in --questions.")
+        if problem := review.problem(by_id[question_id]):
             raise DataError(f"{name}: row {row}: {problem}.")
-        if verdict == "key right":
+        if review.verdict == "key right":
             continue
-        what = "the key is wrong" if verdict == "key wrong" else "the question is broken"
+        what = "the key is wrong" if review.verdict == "key wrong" else "the question is broken"
         entry = entries.setdefault(
-            (reviewer, verdict),
-            asdict(Erratum(f"{name}, {reviewer}", f"reviewed by {reviewer}", what, ())) | {"reviewer": reviewer},
+            (review.reviewer, review.verdict),
+            asdict(Erratum(f"{name}, {review.reviewer}", f"reviewed by {review.reviewer}", what, ()))
+            | {"reviewer": review.reviewer},
         )
         entry["ids"] = [*entry["ids"], question_id]
-        entry["reasons"][question_id] = reason
-        if verdict == "key wrong":
-            entry["answers"][question_id] = letters(answer)
+        entry["reasons"][question_id] = review.reason
+        if review.verdict == "key wrong":
+            entry["answers"][question_id] = letters(review.answer)
     return list(entries.values())

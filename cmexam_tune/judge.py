@@ -163,7 +163,7 @@ def _names(paths: Sequence[str | Path], what: str) -> dict[str, str | Path]:
 
 
 def _judge(work: _Work, name: str, source: loading.Source, variants: Sequence[Variant]) -> None:
-    open_judge = functools.cache(lambda: loading.open_writer(source, "judge"))
+    open_judge = functools.cache(lambda: loading.open_writer(source.beside(work.out / name), "judge"))
     for model in work.answers:
         for variant in variants:
             task = work.task(model, variant)

@@ -1,7 +1,6 @@
 """Let a tuned or off-the-shelf model answer questions; predictions are appended as they come, and it can be resumed."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -49,9 +48,9 @@ def predict(
     from cmexam_tune.prompts import dialogue
 
     # All of the file is read, so that a mistake further down is found before anything is answered.
-    part, opened = Shard.parse(shard), loading.open_source(source, overrides)
+    part = Shard.parse(shard)
     path = part.path(out)
-    opened = replace(opened, log=path.with_name(f"{path.name}.engine.log"))
+    opened = loading.open_source(source, overrides).beside(path)
     if dialogue.is_cases(questions):
         return cases.predict(opened, questions, path, overwrite=overwrite, limit=limit, shard=part, join=join)
     exam = list(jsonl.read(questions, Question))

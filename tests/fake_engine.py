@@ -1,16 +1,24 @@
 """A server that `model.engine_command` can start: as slow, and as easily killed, as the test says.
 
 `python fake_engine.py FOLDER --port N ...`: FOLDER/pids gets the ids of the server and of a worker that it starts,
-FOLDER/asked every question; while FOLDER/broken is there, it ends at once.
+FOLDER/asked every question, and no question is answered that would be more than FOLDER/most says; while FOLDER/broken
+is there, it ends at once.
 """
 
 import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+
+LOCK = threading.Lock()
+
+
+def asked() -> int:
+    return (FOLDER / "asked").read_text().count("\n") if (FOLDER / "asked").exists() else 0
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -27,9 +35,11 @@ class Handler(BaseHTTPRequestHandler):
         if self.path != "/v1/completions":
             self.reply({})
             return
-        time.sleep(0.02)
-        with (FOLDER / "asked").open("a") as asked:
-            asked.write(f"{sum(body['prompt'])}\n")
+        with LOCK:
+            while (most := FOLDER / "most").exists() and asked() >= int(most.read_text()):
+                time.sleep(0.02)
+            with (FOLDER / "asked").open("a") as file:
+                file.write(f"{sum(body['prompt'])}\n")
         choice = {"index": 0, "text": "A", "finish_reason": "stop"}
         self.reply({"choices": [choice], "model": body["model"], "usage": {"prompt_tokens": 1, "completion_tokens": 1}})
 

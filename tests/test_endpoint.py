@@ -318,10 +318,11 @@ def test_requests_per_minute_count_repeated_ones_too() -> None:
 def test_constrained_in_the_servers_dialect(dialect: str) -> None:
     def script(body: dict[str, Any], count: int) -> Any:
         if dialect not in body:
-            return "我想是B"
+            return "答案是B"  # an ignored field, and a model that writes an allowed text all the same
         choices = body[dialect]
         choices = choices["choice"] if dialect == "structured_outputs" else choices
-        return "答案是AC" if "AC" in str(choices) else "答案是B"
+        liked = ("答案是AC", "答案是B", "答案是C")
+        return next(text for text in liked if re.search(rf"{text}\b", str(choices)))
 
     several = [dataclasses.replace(item, kind="multiple") for item in questions(3)]
     with serving(script) as server:

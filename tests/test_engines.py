@@ -1,5 +1,6 @@
 """`model.engine`: answers are those of the model in this process, and no server outlives who started it."""
 
+import argparse
 import dataclasses
 import itertools
 import json
@@ -222,10 +223,66 @@ def test_commands_hand_over_what_was_asked_for(tmp_path: Path) -> None:
         "--lora-modules": f"{served.adapter_name}={tmp_path / 'run'}",
     }  # fmt: skip
     assert {key: options.get(key) for key in expected} == expected
-    sglang = launchers.SGLang().command(dataclasses.replace(served, model=dataclasses.replace(
-        model, engine="sglang", engine_arguments={"tp_size": 4})), 77)  # fmt: skip
-    options = dict(itertools.pairwise(sglang))
-    assert (options["--dp-size"], options["--max-lora-rank"]) == ("2", "24")
+    lists = dataclasses.replace(
+        served,
+        model=dataclasses.replace(model, engine_arguments={"middleware": ["a", "b"], "enable_log_requests": False}),
+    )
+    command = launchers.VLLM().command(lists, 77)
+    assert command[command.index("--middleware") :] == ["--middleware", "a", "b", "--no-enable-log-requests"]
+
+
+SGLANG: dict[str, dict[str, Any]] = {
+    "--model-path": {"required": True},
+    "--served-model-name": {},
+    "--dtype": {"choices": ("auto", "half", "float16", "bfloat16", "float", "float32")},
+    "--sampling-defaults": {"choices": ("openai", "model")},
+    "--revision": {},
+    "--trust-remote-code": {"action": "store_true"},
+    "--json-model-override-args": {"type": json.loads},
+    "--dp-size": {"type": int, "default": 1},
+    "--tp-size": {"type": int, "default": 1},
+    "--tensor-parallel-size": {"type": int, "dest": "tp_size"},
+    "--pp-size": {"type": int, "default": 1},
+    "--enable-lora": {"action": "store_true"},
+    "--lora-paths": {"nargs": "*"},
+    "--lora-target-modules": {"nargs": "*"},
+    "--max-lora-rank": {"type": int},
+    "--disable-radix-cache": {"action": "store_true"},
+    "--host": {},
+    "--port": {"type": int},
+}
+"""Options as SGLang 0.5.23 reads them (sglang/srt/arg_groups/fields, arg_utils.py): no flag has a twin with `no-`."""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "copies"),
+    [
+        ({}, 8),
+        ({"tp_size": 4}, 2),
+        ({"tensor_parallel_size": 4}, 2),
+        ({"tp_size": 2, "pp_size": 2}, 2),
+        ({"tp_size": 8, "disable_radix_cache": False, "lora_target_modules": ["q_proj", "v_proj"]}, 1),
+    ],
+)
+def test_sglang_reads_its_command(arguments: dict[str, Any], copies: int, tmp_path: Path) -> None:
+    parser = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False)
+    for flag, reading in SGLANG.items():
+        parser.add_argument(flag, **reading)
+    model = dataclasses.replace(
+        make_config().model, engine="sglang", engine_command="serve", engine_arguments=arguments, revision="main",
+        trust_remote_code=True, config={"rope_theta": 1e6},
+    )  # fmt: skip
+    served = launchers.Served(model, "bfloat16", 8, tmp_path / "run", 24)
+    read = vars(parser.parse_args(launchers.SGLang().command(served, 77)[1:]))
+    assert read["dp_size"] == copies and read["tp_size"] * read["pp_size"] * copies == 8
+    expected = {
+        "model_path": model.model_name_or_path, "dtype": "bfloat16", "revision": "main", "trust_remote_code": True,
+        "json_model_override_args": {"rope_theta": 1e6}, "max_lora_rank": 24, "sampling_defaults": "openai",
+        "lora_paths": [f"{served.adapter_name}={tmp_path / 'run'}"], "enable_lora": True, "port": 77,
+        "lora_target_modules": arguments.get("lora_target_modules"), "disable_radix_cache": False,
+    }  # fmt: skip
+    assert {name: read[name] for name in expected} == expected
+    # `base:adapter` is how its protocol asks for an adapter (entrypoints/openai/serving_base.py).
     assert launchers.SGLang().model_name(served) == f"{served.name}:{served.adapter_name}"
 
 
@@ -313,23 +370,26 @@ def test_a_server_that_cannot_start(folder: Path) -> None:
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="looks for processes in /proc")
 def test_kills_leave_no_server_and_lose_and_double_nothing(folder: Path) -> None:
     words = command(folder, fake(folder))[1:]
-    program = forked_programs.Program("predict", words)
-    wait_until(lambda: asked(folder) >= 10, 60)
-    program.kill()
+
+    def answered_ten_more() -> forked_programs.Program:
+        most = asked(folder) + 10
+        (folder / "most").write_text(str(most))
+        program = forked_programs.Program("predict", words)
+        assert wait_until(lambda: asked(folder) == most, 300)
+        return program
+
+    answered_ten_more().kill()
     assert ended(pids(folder)), "killed predict"
-    before = asked(folder)
-    program = forked_programs.Program("predict", words)
-    wait_until(lambda: asked(folder) >= before + 10, 60)
+    program = answered_ten_more()
     os.kill(pids(folder)[0], signal.SIGKILL)
     status, _, said = program.wait()
     assert status == 1 and "vllm 0.0.fake has ended. What was answered is kept" in said, said
     assert ended(pids(folder)), "killed server"
-    before = asked(folder)
-    program = forked_programs.Program("predict", words)
-    wait_until(lambda: asked(folder) >= before + 10, 60)
+    program = answered_ten_more()
     os.kill(pids(folder)[0], signal.SIGKILL)
     program.kill()
     assert ended(pids(folder)), "both"
+    (folder / "most").unlink()
     predict(folder, fake(folder))
     predictions = [p.question_id for p in jsonl.read(folder / "p.jsonl", Prediction)]
     assert predictions == [q.id for q in questions(60)]

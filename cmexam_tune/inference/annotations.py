@@ -74,7 +74,7 @@ def outputs(source: loading.Source, questions: Sequence[Question], path: Path, o
             list(requests),
             [request for name, request in requests.items() if name not in file.done_ids],
             written,
-            open_engine=lambda: loading.open_writer(source, "annotate"),
+            open_engine=lambda: loading.open_writer(source.beside(out), "annotate"),
             batch_size=source.config.generation.prompts_at_once,
             cost=prompt_cost,
             name="annotate",

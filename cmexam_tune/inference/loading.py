@@ -3,7 +3,7 @@
 import os
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,10 @@ class Source:
     overrides: tuple[str, ...] = ()
     log: Path | None = None
     """Where a server that is started for it writes; default: a temporary file."""
+
+    def beside(self, out: Path) -> "Source":
+        """Return it with the log of a server that is started for it beside an output."""
+        return replace(self, log=out.with_name(f"{out.name}.engine.log"))
 
 
 def open_source(source: str | Path | Config, overrides: Sequence[str] = ()) -> Source:

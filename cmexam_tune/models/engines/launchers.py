@@ -1,11 +1,13 @@
 """vLLM and SGLang: what each is started by, under the names of its own options, and what it cannot compute."""
 
 import importlib.util
+import itertools
 import json
+import math
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,6 +18,8 @@ from cmexam_tune.core.errors import ConfigError, UserError
 
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Values that vLLM takes for --max-lora-rank."""
+SPLITS = ("tensor_parallel_size", "tp_size", "pipeline_parallel_size", "pp_size")
+"""Options over whose product of cards one copy of a model is split; SGLang has two names for each."""
 MERGE = (
     "`cmexam-tune export --merge --run RUN --out DIR` writes a whole model, which model.model_name_or_path=DIR names; "
     "or leave out model.engine"
@@ -61,10 +65,10 @@ class Launcher:
     """...: changes to its config.json."""
     adapters_option: ClassVar[str]
     """...: its adapters, `name=folder`."""
-    split_option: ClassVar[str]
-    """...: cards that share one copy of the model."""
     copies_option: ClassVar[str]
     """...: copies of the model."""
+    negates: ClassVar[bool]
+    """Whether each flag has a twin with `no-` before it; else a flag that is left out means False."""
 
     def command(self, served: Served, port: int) -> list[str]:
         """Return the command that starts the server.
@@ -77,7 +81,7 @@ class Launcher:
             if name in ("host", "port"):
                 raise ConfigError(f"model.engine_arguments: {name} is chosen here. Leave it out.")
             options[name] = value
-        return [*self._start(served.model), *_words(options)]
+        return [*self._start(served.model), *itertools.chain(*itertools.starmap(self._words, options.items()))]
 
     def _start(self, model: ModelConfig) -> list[str]:
         if model.engine_command:
@@ -93,6 +97,17 @@ class Launcher:
             f"export {self.python}=ENV/bin/python"
         )
 
+    def _words(self, name: str, value: object) -> list[str]:
+        """Return an option as words: True is a bare flag, a list has a word for each item, None is left out."""
+        flag = f"--{name.replace('_', '-')}"
+        if value is None or (value is False and not self.negates):
+            return []
+        if isinstance(value, bool):
+            return [flag if value else flag.replace("--", "--no-", 1)]
+        if isinstance(value, list | tuple):
+            return [flag, *map(str, value)]
+        return [flag, json.dumps(value) if isinstance(value, Mapping) else str(value)]
+
     def options(self, served: Served) -> dict[str, object]:
         """Return the server's own options, without dashes -> values; None is left out."""
         model = served.model
@@ -104,7 +119,8 @@ class Launcher:
             "trust_remote_code": model.trust_remote_code or None,
             self.config_option: json.dumps(dict(model.config)) if model.config else None,
         }
-        if (copies := served.cards // int(model.engine_arguments.get(self.split_option, 1))) > 1:
+        split = math.prod(int(model.engine_arguments.get(name) or 1) for name in SPLITS)
+        if (copies := served.cards // split) > 1:
             options[self.copies_option] = copies
         if served.adapter is not None:
             options["enable_lora"] = True
@@ -125,7 +141,7 @@ class VLLM(Launcher):
     version_path = "/version"
     batch_invariant = "VLLM_BATCH_INVARIANT"
     model_option, config_option, adapters_option = "model", "hf_overrides", "lora_modules"
-    split_option, copies_option = "tensor_parallel_size", "data_parallel_size"
+    copies_option, negates = "data_parallel_size", True
 
     def options(self, served: Served) -> dict[str, object]:
         """Return vLLM's options."""
@@ -148,7 +164,7 @@ class SGLang(Launcher):
     python = "CMEXAM_TUNE_SGLANG_PYTHON"
     version_path = "/server_info"
     model_option, config_option, adapters_option = "model_path", "json_model_override_args", "lora_paths"
-    split_option, copies_option = "tp_size", "dp_size"
+    copies_option, negates = "dp_size", False
 
     def options(self, served: Served) -> dict[str, object]:
         """Return SGLang's options."""
@@ -161,19 +177,6 @@ class SGLang(Launcher):
 
 LAUNCHERS: Mapping[str, type[Launcher]] = {"vllm": VLLM, "sglang": SGLang}
 """`model.engine` -> how it is started."""
-
-
-def _words(options: Mapping[str, object]) -> list[str]:
-    """Return options as words; True is a bare flag, False one with `no-`, None is left out."""
-    words = []
-    for name, value in options.items():
-        flag = name.replace("_", "-")
-        if isinstance(value, bool):
-            words.append(f"--{flag}" if value else f"--no-{flag}")
-        elif value is not None:
-            nested = isinstance(value, Mapping | Sequence) and not isinstance(value, str)
-            words += [f"--{flag}", json.dumps(value) if nested else str(value)]
-    return words
 
 
 def lora_rank(folder: Path) -> int:

@@ -1,6 +1,7 @@
 """What a model behind an address is asked, and the answers that its replies are."""
 
 import dataclasses
+import functools
 import json
 import re
 import zlib
@@ -114,26 +115,31 @@ class Remote:
             start = self._head(question)[1] if forced else "".join(self._head(question))
             return {start + letters: letters for letters in letter_sets(question, sets)}
 
-        def request(item: PromptRequest, dialect: str) -> Body:
-            allowed = DIALECTS[dialect](list(choices(item.question)))
-            return self._request(item, extra=allowed, forced=forced)
+        def request(item: PromptRequest, dialect: str, allowed: Choices) -> Body:
+            return self._request(item, extra=DIALECTS[dialect](allowed), forced=forced)
 
         first = requests[0]
-        dialect = self._dialect(first, {name: request(first, name) for name in DIALECTS}, choices(first.question))
-        for completion in self._send(requests, lambda item: request(item, dialect)):
+        dialect = self._dialect(first, functools.partial(request, first), list(choices(first.question)))
+        for completion in self._send(requests, lambda item: request(item, dialect, list(choices(item.question)))):
             letters = choices(completion.request.question).get(completion.text)
             if completion.finish != "error" and letters is None:
                 yield _failed(completion, "the server wrote a text that is not allowed.")
             else:
                 yield self._chosen(completion, letters)
 
-    def _dialect(self, first: PromptRequest, tries: Mapping[str, Body], allowed: Mapping[str, str]) -> str:
-        """Return the name of the first way of writing a list of allowed texts that the server keeps to."""
+    def _dialect(self, first: PromptRequest, request: Callable[[str, Choices], Body], allowed: Choices) -> str:
+        """Return the name of the first way of writing a list of allowed texts that the server keeps to.
+
+        A server that ignores a field may write an allowed text all the same. So it is asked once more without the one
+        that it wrote: then only a server that keeps to the list writes another one of it.
+        """
         failures = []
-        for name, body in tries.items():
-            completion = self.client.ask(first, body)
+        for name in DIALECTS:
+            completion = self.client.ask(first, request(name, allowed))
             if completion.text in allowed:
-                return name
+                others = [text for text in allowed if text != completion.text]
+                if not others or self.client.ask(first, request(name, others)).text in others:
+                    return name
             failures.append(f"{name}: {completion.reason or f'answered {completion.text[:20]!r}'}")
         raise UserError(
             f"{self.client.address}: generation.mode=constrained needs a server that writes only given texts "

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated
 
 from cmexam_tune.config import Config, dump_config, load_config
+from cmexam_tune.config.reading import COMMAND_ONLY
 from cmexam_tune.core import cli
 from cmexam_tune.core.cli import Flag, Folder
 from cmexam_tune.core.errors import TrainingStopped, UserError
@@ -53,6 +54,8 @@ class Unit:
     """Overrides of the prediction alone: a trained row is trained once for all settings."""
     trained: bool = True
     """Whether the model is tuned before it answers."""
+    trusted: tuple[str, ...] = ()
+    """Overrides that the command has to say to each step, because a file cannot ask for them."""
 
     @property
     def predictions(self) -> Path:
@@ -174,6 +177,7 @@ def _units(entry: entries.Entry, out: Path, plan: Plan, data: Path, overrides: S
         splits["train"] = base.data.train
     files = {split: find_questions(entry.exam, split, paths, data, out) for split, paths in splits.items()}
     places = [f"data.{split}={file}" for split, file in files.items()]
+    trusted = tuple(word for word in overrides if word.partition("=")[0] in COMMAND_ONLY)
     for seed in plan.seeds if entry.trained else plan.seeds[:1]:
         first = out / _key(entry) / f"seed{seed}"
         common = [*places, f"training.seed={seed}"]
@@ -183,11 +187,11 @@ def _units(entry: entries.Entry, out: Path, plan: Plan, data: Path, overrides: S
             # The user's own words come last: they win over what a setting or the explaining run changes.
             changes = () if entry.trained else ask
             config = load_config(entry.recipe, [*changes, *common, f"out={first / 'run'}", *overrides])
-            yield Unit(entry, folder, config, files["test"], ask if entry.trained else (), entry.trained)
+            yield Unit(entry, folder, config, files["test"], ask if entry.trained else (), entry.trained, trusted)
         if entry.explain is not None:
             folder = first.with_name(f"{first.name}-{reproduced_tables.EXPLAIN}")
             words = [*entry.explain, *common, f"out={folder / 'run'}", *overrides]
-            yield Unit(entry, folder, load_config(entry.recipe, words), files["test"])
+            yield Unit(entry, folder, load_config(entry.recipe, words), files["test"], trusted=trusted)
 
 
 def _settings(entry: entries.Entry, plan: Plan) -> Sequence[str]:
@@ -237,10 +241,11 @@ def run_unit(unit: Unit, launch: str | None) -> None:
     from cmexam_tune.predict import predict
 
     if launch is None or unit.config.model.is_served:
-        predict(source, unit.test, predictions, unit.ask)
+        predict(source, unit.test, predictions, [*unit.ask, *unit.trusted])
     else:
         words = ["--run-folder", source] if unit.trained else ["--config", source]
-        _launch(launch, "predict", [*words, "--questions", unit.test, "--out", predictions, *unit.ask])
+        words += ["--questions", unit.test, "--out", predictions, *unit.ask, *unit.trusted]
+        _launch(launch, "predict", words)
     if not _whole(unit.folder / "report", predictions):
         profile = "cmb" if unit.entry.exam == "cmb" else "standard"
         published = unit.published if unit.entry.paper else None
@@ -259,7 +264,7 @@ def _train(unit: Unit, launch: str | None) -> None:
 
         train(unit.config)
         return
-    _launch(launch, "train", ["--config", _write_config(unit)])
+    _launch(launch, "train", ["--config", _write_config(unit), *unit.trusted])
 
 
 def _launch(launch: str, program: str, words: Sequence[object]) -> None:

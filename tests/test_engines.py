@@ -360,6 +360,17 @@ def test_a_prediction_starts_and_ends_its_server(folder: Path, capsys: pytest.Ca
     predict(folder, [*fake(folder), "model.engine_command=false"])  # nothing is left to start it for
 
 
+def test_a_row_is_reproduced_by_an_engine(folder: Path) -> None:
+    """What a file cannot ask for is said again to each step."""
+    command(folder, [], 2)
+    (folder / "r.yaml").rename(folder / "zeroshot_own.yaml")
+    (folder / "q.jsonl").rename(folder / "test.questions.jsonl")
+    words = [str(folder / "zeroshot_own.yaml"), "--data", str(folder), "--out", str(folder / "out")]
+    main(["reproduce", *words, *fake(folder), "model.engine_arguments={seed: 1}"])
+    answers = jsonl.read(folder / "out" / "zeroshot_own" / "seed1" / "predictions.jsonl", Prediction)
+    assert [p.answer for p in answers] == ["A", "A"] and (folder / "out" / "comparison.md").exists()
+
+
 def test_a_server_that_cannot_start(folder: Path) -> None:
     (folder / "broken").touch()
     with pytest.raises(UserError, match="no cards here") as caught:

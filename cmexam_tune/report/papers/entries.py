@@ -65,7 +65,7 @@ class Entry:
     @property
     def trained(self) -> bool:
         """Whether anything is trained; off-the-shelf rows only predict."""
-        return not self.recipe.startswith(ZERO_SHOT)
+        return not Path(self.recipe).name.startswith(ZERO_SHOT)
 
     @property
     def published(self) -> Mapping[str, float]:

@@ -363,7 +363,9 @@ def pages(plan: Plan, options: argparse.Namespace) -> dict[str, str]:
         [name, f"{speed:.2f}" if speed else MISSING, f"{memory[name] / 2**30:.1f}" if speed else ""]
         for name, speed in speeds.items()
     ]
-    rows += [[arm.name, "", "", MISSING, ""] for arm in ARMS if arm.name not in {done.name for done, _, _ in finished}]
+    done = {folder for _, _, folder in finished}
+    missing = [f"{arm.name}, seed {seed}" for arm in ARMS for seed in arm.seeds if plan.folder(arm, seed) not in done]
+    rows += [[name, "", "", MISSING, ""] for name in missing]
     facts["results"], facts["speeds"] = lines(rows), lines(speed_rows)
     places = {name: Path(__file__).with_name(name.replace(".", "_page.", 1)) for name in PAGES}
     return {name: place.read_text(encoding="utf-8").format(**facts) for name, place in places.items()}

@@ -862,7 +862,7 @@ def test_lines_become_messages() -> None:
 def test_terminal(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(
         "sys.stdin",
-        io.StringIO(f"{EXAM}\n\n再说一遍\n\n{'长' * 200_000}\n\n/help\n/hepl\n/reset\n{EXAM}\n\n/exit\nnever\n"),
+        io.StringIO(f"{EXAM}\n\n再说一遍\n\n{'长' * 200_000}\n\n/help\n/hepl\n/reset\n{EXAM}\n\n/quit\nnever\n"),
     )
     assert chat.main(["--run", str(run)]) is None
     printed = capsys.readouterr()

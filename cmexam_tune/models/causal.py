@@ -89,13 +89,13 @@ def bounds(rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
 
 
 def left_padded(
-    rows: Sequence[Ids], pad: int, device: torch.device, start: Sequence[int] = ()
+    rows: Sequence[Ids], pad: int, device: torch.device, front: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return ids and attention mask, both int64 [rows, longest], of prompts that end in the same column.
 
-    A common beginning (`start`) is put at the left edge, with the padding between it and the rest of the prompt.
+    The first `front` tokens of each are put at the left edge, with the padding between them and the rest of the prompt.
     """
-    width, front = max(len(row) for row in rows), len(start)
-    ids = [[*start, *[pad] * (width - len(row)), *row[front:]] for row in rows]
+    width = max(len(row) for row in rows)
+    ids = [[*row[:front], *[pad] * (width - len(row)), *row[front:]] for row in rows]
     mask = [[1] * front + [0] * (width - len(row)) + [1] * (len(row) - front) for row in rows]
     return torch.tensor(ids, device=device), torch.tensor(mask, device=device)

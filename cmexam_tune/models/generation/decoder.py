@@ -3,7 +3,7 @@
 import bisect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -182,7 +182,8 @@ class Decoder(PromptTokens):
     def batches(self, items: Sequence[Item], key: Callable[[Item], Any] = lambda item: 0) -> Iterator[Batch]:
         """Yield batches of similar length, the longest first so that memory runs out at once or never.
 
-        Requests with the same examples stand together: their beginning is read once. Those of equal `key` do too.
+        Requests with the same examples stand together: their beginning is read once, and so is a question of which
+        the batch holds several orders or votes. Those of equal `key` stand together, too.
         """
         groups: dict[Any, list[Item]] = {}
         for item in items:
@@ -192,14 +193,20 @@ class Decoder(PromptTokens):
         self._fit_batch(max((len(item.ids) for item in items), default=0))
         size, saved = self.batch_size, self._saved
         for group in sorted(large, key=lambda group: -max(len(item.ids) for item in group)):
-            start = None
-            if group is not rest:
-                with inference(self.model):
-                    start = kv_cache.read_shared_prefix(self.model, [item.ids for item in group], self.pad)
-            order = sorted(group, key=lambda item: (key(item), -len(item.ids)))
-            known = len(start.ids) if start else 0
+            start = None if group is rest else self._read_once(group, [0] * len(group))
+            order = _again_together(group, key)
+            known = start.length if start else 0
             for rows in batch_slices([len(item.ids) - known for item in order], size, saved):
-                yield Batch(order[rows], start)
+                batch, own = order[rows], start
+                if not self._in_step:
+                    own = self._read_once(batch, [_beginning(item) for item in batch], start)
+                yield Batch(batch, own)
+
+    def _read_once(
+        self, items: Sequence[Item], groups: Sequence[Hashable], start: SharedPrefix | None = None
+    ) -> SharedPrefix | None:
+        with inference(self.model):
+            return kv_cache.read_shared_prefix(self.model, [item.ids for item in items], groups, self.pad, start)
 
     def run(
         self,
@@ -216,12 +223,12 @@ class Decoder(PromptTokens):
         While it writes, the checkpoint's own generation settings are put away: transformers would take from them
         whatever `chosen` leaves open.
         """
-        ids, mask = left_padded(rows, self.pad, self.model.device, start.ids if start else ())
+        ids, mask = left_padded(rows, self.pad, self.model.device, start.length if start else 0)
         own, self.model.generation_config = self.model.generation_config, chosen
         try:
             with inference(self.model):
                 # `generate` repeats ids and mask for every beam, but not a cache that it is handed.
-                past = start.rows(len(rows) * int(chosen.num_beams or 1)) if start else kv_cache.empty(self.model)
+                past = start.rows(len(rows), int(chosen.num_beams or 1)) if start else kv_cache.empty(self.model)
                 out = self.model.generate(
                     input_ids=ids,
                     attention_mask=mask,
@@ -235,6 +242,20 @@ class Decoder(PromptTokens):
             self.model.generation_config = own
         new: list[Ids] = out[:, ids.shape[1] :].tolist()
         return new
+
+
+def _beginning(item: Item) -> Hashable:
+    """Return what prompts have in common that ask a question again, its options in another order or not."""
+    return item.request.system, item.request.examples, item.question.stem
+
+
+def _again_together(items: Sequence[Item], key: Callable[[Item], Any]) -> list[Item]:
+    """Return items by `key` and length, the longest first; prompts that ask a question again stand together."""
+    longest: dict[Hashable, int] = {}
+    for item in items:
+        longest[_beginning(item)] = max(longest.get(_beginning(item), 0), len(item.ids))
+    first = {beginning: place for place, beginning in enumerate(longest)}
+    return sorted(items, key=lambda item: (key(item), -longest[_beginning(item)], first[_beginning(item)]))
 
 
 class Mode(ABC):

@@ -5,7 +5,7 @@
 
 import copy
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,8 @@ USED, MOST = 0.8, 256
 """Share of the free memory that is counted on, and most rows of a batch: from there on nothing gets faster."""
 SHORTEST = 32
 """Tokens from which on a common beginning is read apart."""
+WORTH = 0.25
+"""Share of all tokens that reading beginnings apart must save."""
 
 
 class PrefixLayer(DynamicLayer):
@@ -97,19 +99,26 @@ def keeps_all(cache: DynamicCache) -> bool:
 
 @dataclass(frozen=True)
 class SharedPrefix:
-    """What the prompts of a batch begin with, and its keys and values, computed once."""
+    """What the prompts of a batch begin with, in groups, and its keys and values, computed once for each group."""
 
-    ids: Ids
+    length: int
+    """Tokens, the same in all groups."""
     cache: DynamicCache
+    """A row for each group."""
+    groups: Sequence[int] = ()
+    """Group of each prompt; empty where all are in one, however many they are."""
 
-    def rows(self, count: int) -> DynamicCache:
-        """Return a cache of `count` equal rows; nothing is copied until something is added to it."""
+    def rows(self, prompts: int, copies: int = 1) -> DynamicCache:
+        """Return a cache with a row for each prompt, or several (beams); one group is not copied until it grows."""
         rows = copy.copy(self.cache)
         rows.layers = [copy.copy(layer) for layer in self.cache.layers]
+        places = [group for group in self.groups for _ in range(copies)]
         layer: Any
         for layer in rows.layers:
-            layer.keys = layer.keys.expand(count, -1, -1, -1)
-            layer.values = layer.values.expand(count, -1, -1, -1)
+            states = layer.keys, layer.values
+            layer.keys, layer.values = (
+                part[places] if places else part.expand(prompts * copies, -1, -1, -1) for part in states
+            )
         return rows
 
 
@@ -119,7 +128,7 @@ class PrefillScorer:
     def __init__(self, model: Any, rows: Sequence[Ids], pad: int, start: SharedPrefix | None = None) -> None:
         """Take prompts as ids, and what they all begin with if that was read; nothing is computed yet."""
         self._model = model
-        self._ids, self._mask = left_padded(rows, pad, model.device, start.ids if start else ())
+        self._ids, self._mask = left_padded(rows, pad, model.device, start.length if start else 0)
         self.cache = start.rows(len(rows)) if start else empty(model)
         self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
 
@@ -215,19 +224,39 @@ def prompt_log_probs(model: object, ids: Ids, pad: int) -> Iterator[torch.Tensor
         yield from scorer.extend([ids[first : first + CHUNK]])[0]
 
 
-def read_shared_prefix(model: object, prompts: Sequence[Ids], pad: int) -> SharedPrefix | None:
-    """Read what all prompts begin with, where that is a good part of them.
+def read_shared_prefix(
+    model: object, prompts: Sequence[Ids], groups: Sequence[Hashable], pad: int, start: SharedPrefix | None = None
+) -> SharedPrefix | None:
+    """Read what the prompts of each group begin with once, where that saves a good part of the work; else `start`.
 
     A model that reads its prompt in both directions (ChatGLM-6B) has other keys for it before another question.
+
+    Args:
+        model: what is asked.
+        prompts: as ids.
+        groups: of each prompt; every group's beginning is taken as long as the shortest of them.
+        pad: id of the padding.
+        start: what all prompts begin with, if that was read already.
     """
     if getattr(model, "reads_both_ways", False):
         return None
+    members: dict[Hashable, list[Ids]] = {}
+    for group, prompt in zip(groups, prompts, strict=True):
+        members.setdefault(group, []).append(prompt)
+    before = start.length if start else 0
+    length = min(map(_alike, members.values()))
+    saved = (length - before) * (len(prompts) - len(members))
+    little = saved < WORTH * sum(len(prompt) - before for prompt in prompts)
+    if length - before < SHORTEST or little or not keeps_all(empty(model)):
+        return start
+    reader = PrefillScorer(model, [prompts[0][:length] for prompts in members.values()], pad, start)
+    reader.prefill(1)
+    places = {group: place for place, group in enumerate(members)}
+    return SharedPrefix(length, reader.cache, [places[group] for group in groups] if len(members) > 1 else ())
+
+
+def _alike(prompts: Sequence[Ids]) -> int:
+    """Return how many tokens all begin with; the last of the shortest stays out, for something must be left to read."""
     first, last = min(prompts), max(prompts)  # all others lie between them, letter by letter
     most = min(len(prompt) for prompt in prompts) - 1
-    length = next((i for i in range(most) if first[i] != last[i]), most)
-    rest = max(len(prompt) for prompt in prompts) - length
-    if length < SHORTEST or 2 * length < rest or not keeps_all(empty(model)):
-        return None
-    reader = PrefillScorer(model, [first[:length]], pad)
-    reader.prefill(1)
-    return SharedPrefix(first[:length], reader.cache)
+    return next((i for i in range(most) if first[i] != last[i]), most)

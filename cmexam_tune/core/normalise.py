@@ -8,7 +8,7 @@ letters and answer do not count: of questions that are the same, answers are com
 
 import re
 import unicodedata
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 
 from cmexam_tune.core.schema import Question
 
@@ -65,8 +65,6 @@ def case_of(stem: str) -> str | None:
     return case if len(case) >= SHORTEST_CASE else None
 
 
-def right_texts(question: Question) -> frozenset[str] | None:
-    """Return the plain texts of the right options: equal for equal answers whatever the order of the options."""
-    if question.answer is None:
-        return None
-    return frozenset(plain(question.options[letter]) for letter in question.answer)
+def right_texts(right_options: Iterable[str]) -> frozenset[str]:
+    """Return right options as plain texts: equal for equal answers whatever the order of the options."""
+    return frozenset(map(plain, right_options))

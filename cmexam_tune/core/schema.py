@@ -74,6 +74,11 @@ class Question:
         """The options one a line: `A text`."""
         return "\n".join(f"{letter} {text}" for letter, text in self.options.items())
 
+    @property
+    def right_options(self) -> tuple[str, ...] | None:
+        """The texts of the right options; None where the answer is not published."""
+        return None if self.answer is None else tuple(self.options[letter] for letter in self.answer)
+
 
 @dataclass(frozen=True)
 class Turn:

@@ -35,14 +35,14 @@ class Repeated:
     """Hashes of the questions seen so far; of a question that is met again all places are kept."""
 
     def __init__(self) -> None:
-        self._first: dict[int, tuple[str, str, int | None]] = {}
-        self._again: dict[int, list[tuple[str, str, int | None]]] = {}
+        self._first: dict[int, tuple[str, str, tuple[str, ...] | None]] = {}
+        self._again: dict[int, list[tuple[str, str, tuple[str, ...] | None]]] = {}
 
     def add(self, file: str, question: Question) -> None:
         """Remember one question of `file`."""
         question_hash = hash(question_text(question.stem, question.options))
-        right = right_texts(question)
-        place = (file, question.id, None if right is None else hash(right))
+        # As they are: answers are compared of the few that are met again, and plain texts take their time.
+        place = (file, question.id, question.right_options)
         first = self._first.setdefault(question_hash, place)
         if first is not place:
             self._again.setdefault(question_hash, [first]).append(place)
@@ -52,7 +52,7 @@ class Repeated:
         groups = []
         for members in self._again.values():
             files, ids, answers = zip(*members, strict=True)
-            conflict = len({answer for answer in answers if answer is not None}) > 1
+            conflict = len({right_texts(right) for right in answers if right is not None}) > 1
             groups.append({"ids": list(ids), "files": sorted(set(files)), "conflicting_answers": conflict})
         return sorted(groups, key=lambda group: group["ids"])
 
@@ -101,9 +101,9 @@ class Index:
         self.text_of.append(number)
         stem = plain(question.stem)
         self._stem_of.append(hash(stem))
-        right = right_texts(question)
+        right = question.right_options
         # 0 stands for an unpublished answer.
-        self._right.append(0 if right is None else hash(right) or 1)
+        self._right.append(0 if right is None else hash(right_texts(right)) or 1)
         if len(stem) >= SHORTEST_STEM:
             self._stems.setdefault(hash(stem), []).append(place)
         case = case_of(question.stem)

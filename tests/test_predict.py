@@ -461,7 +461,7 @@ def test_reproduce_trains_and_predicts_by_the_launcher(tmp_path: Path, monkeypat
     unit: Any = SimpleNamespace(
         folder=tmp_path, entry=SimpleNamespace(exam="cmexam", paper=None), test=tmp_path / "q.jsonl", trained=True,
         predictions=tmp_path / "predictions.jsonl",
-        config=make_config(out=str(tmp_path / "run")), ask=["generation.mode=likelihood"],
+        config=make_config(out=str(tmp_path / "run")), ask=["generation.mode=likelihood"], trusted=(),
     )  # fmt: skip
     reproduce.run_unit(unit, "torchrun --nproc_per_node 8 -m")
     launcher = ["torchrun", "--nproc_per_node", "8", "-m"]

@@ -816,7 +816,7 @@ def test_a_watch_is_not_told_what_the_templates_stop_strings_cut_off(run: Path) 
     class Stopping(DynamicBatcher):
         def _decoder(self, config: Any) -> Any:
             decoder = super()._decoder(config)
-            decoder.codec = dataclasses.replace(decoder.codec, stop=(stop,))
+            decoder.stops = (stop,)
             return decoder
 
     texts = list[str]()

@@ -10,8 +10,6 @@ import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Set
 
-from cmexam_tune.core.schema import Question
-
 SHINGLE = 5
 """Characters of an n-gram, as others clean these exams (research: MinHash over character 5-grams)."""
 _NOTHING = re.compile(r"[\s,;:?!()\[\]{}\"、。《》〈〉【】「」“”·…—_]|\.(?!\d)|(?<!\d)['‘’]")

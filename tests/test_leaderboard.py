@@ -149,11 +149,15 @@ def test_the_site_works_in_a_browser(folders: list[Path], tmp_path: Path) -> Non
 
 
 TIMED = """<script>
-addEventListener("load", () => requestAnimationFrame(() => setTimeout(() => {
-  document.body.innerHTML = `<b id="opened">${Math.round(performance.now())}</b>`;
-})));
+addEventListener("load", () => {
+  const height = document.body.offsetHeight;
+  document.body.innerHTML = `<b id="opened">${Math.round(performance.now())}</b> <i>${height}</i>`;
+});
 </script></body>"""
-"""What stands in place of the page afterwards: milliseconds from its start until it is drawn."""
+"""What stands in place of the page afterwards: milliseconds until it is laid out, which the height asks for.
+
+A frame is not waited for: the browser may write the page down before it draws one.
+"""
 
 
 @pytest.mark.slow
@@ -187,5 +191,5 @@ def test_forty_systems_on_the_whole_exam_are_under_20_mb_and_open_in_2_seconds(t
     # The machine may be busy: its best of three is the page's own time.
     times = [opened(page.replace("</body>", TIMED), tmp_path) for _ in range(3)]
     milliseconds = min(int(re.findall('id="opened">(\\d+)<', text)[0]) for text in times)
-    print(f"page {len(page.encode()):,} bytes, site {total:,} bytes, drawn after {milliseconds} ms")
+    print(f"page {len(page.encode()):,} bytes, site {total:,} bytes, laid out after {milliseconds} ms")
     assert total < 20_000_000 and milliseconds < 2000

@@ -21,11 +21,16 @@ SHORTEST_STEM = 12
 SHORTEST_CASE = 30
 
 
-def folded(text: str) -> str:
-    """Return the text in NFKC and lower case."""
+def nfkc(text: str) -> str:
+    """Return the text in NFKC."""
     for sign, narrow in _WIDE:
         text = text.replace(sign, narrow)
-    return unicodedata.normalize("NFKC", text).lower()
+    return unicodedata.normalize("NFKC", text)
+
+
+def folded(text: str) -> str:
+    """Return the text in NFKC and lower case."""
+    return nfkc(text).lower()
 
 
 def plain(text: str) -> str:

@@ -4,11 +4,10 @@ Here and not in `quality/`, because `order.py` has to know which questions survi
 """
 
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
-from cmexam_tune.core.normalise import plain
+from cmexam_tune.core.normalise import nfkc, plain
 from cmexam_tune.core.schema import GROUP, Question
 
 # No two parts that can match the same characters stand side by side, or long runs of them would take quadratic time.
@@ -48,7 +47,7 @@ def repeated_options(question: Question) -> str | None:
 
 def contradicted(question: Question) -> str | None:
     """The explanation names another answer than the question has."""
-    text = unicodedata.normalize("NFKC", question.explanation or "")
+    text = nfkc(question.explanation or "")
     if question.answer is None or not text:
         return None
     groups = (letters for match in _CHOSEN.finditer(text) for letters in match.groups() if letters)

@@ -95,8 +95,9 @@ def warnings(
 ) -> list[str]:
     """Return what to tell about training questions: held out, with a doubtful key, or trained on in `earlier` files."""
     clean = f"Write a clean file with: cmexam-tune check --questions {' '.join(map(str, train))} --out checked"
+    again = shared(train, [*dict.fromkeys(map(str, (*held_out, *earlier)))])
     texts = []
-    if counts := shared(train, held_out):
+    if counts := _of(again, held_out):
         texts.append(
             f"warning: questions held out are also trained on: {_listed(counts)}. Scores on them are partly memory. "
             f"{clean} --against {' '.join(counts)}"
@@ -107,7 +108,7 @@ def warnings(
             f"warning: the answer key of training questions is doubtful ({found}), and what it says is learnt. {clean} "
             f"--drop {','.join(doubtful_keys)}"
         )
-    if counts := shared(train, earlier):
+    if counts := _of(again, earlier):
         texts.append(
             "warning: questions that model.adapter_name_or_path was trained on are trained on again: "
             f"{_listed(counts)}. Outputs for them are partly memory, and verdicts on them say little; leave them out "
@@ -125,6 +126,10 @@ def wrong_keys(train: Iterable[str | Path]) -> Counter[str]:
             count.update(name for name, check in checks.items() if check(question) is not None)
             count.update(name for name, _ in known_problems(question))
     return count
+
+
+def _of(counts: Mapping[str, int], paths: Iterable[str | Path]) -> dict[str, int]:
+    return {str(path): counts[str(path)] for path in paths if str(path) in counts}
 
 
 def _listed(counts: Mapping[str, int]) -> str:

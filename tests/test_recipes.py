@@ -266,7 +266,7 @@ def test_off_the_shelf(name: str, words: Words, adapters: dict[str, Path], tmp_p
 def test_shell_recipes_are_short() -> None:
     assert {path.name for path in SHELL} >= {"chatglm_ptuning.sh", "llama_lora.sh", "bert_head.sh", "demo.sh", "run.sh"}
     for path in SHELL:
-        assert len(path.read_text(encoding="utf-8").splitlines()) <= 30, path.name
+        assert len(path.read_text(encoding="utf-8").splitlines()) <= 20, path.name
         subprocess.run(["bash", "-n", str(path)], check=True)
 
 

@@ -18,7 +18,7 @@ from cmexam_tune.core.errors import ConfigError, DataError
 from cmexam_tune.core.files import check_input, sha256, write_together
 from cmexam_tune.core.progress import Progress
 from cmexam_tune.core.schema import GROUP, Example, Question
-from cmexam_tune.exams import AUTO, RowReport, Source, cmb
+from cmexam_tune.exams import AUTO, RawFile, RowReport, cmb
 from cmexam_tune.prompts.formats import FORMATS, Format
 from cmexam_tune.quality.duplicates import Repeated
 from cmexam_tune.quality.splits import Cases, assign, parse_shares
@@ -126,7 +126,7 @@ def preprocess(
 
 
 @contextlib.contextmanager
-def _named_by_origin(source: Source) -> Iterator[None]:
+def _named_by_origin(source: RawFile) -> Iterator[None]:
     """Name the file in messages as its user knows it: where a zip was unpacked to is gone by then."""
     try:
         yield
@@ -147,7 +147,7 @@ class _Job:
     repeated: Repeated = field(default_factory=Repeated)
 
 
-def _questions(job: _Job, source: Source, answers: Path | None) -> dict[str, object]:
+def _questions(job: _Job, source: RawFile, answers: Path | None) -> dict[str, object]:
     """Write questions and prompts of one file and return its report."""
     rows: list[RowReport] = []
     kept, cases = 0, Cases()
@@ -224,7 +224,7 @@ def _write_example(
     return None
 
 
-def _cases(job: _Job, source: Source) -> dict[str, object]:
+def _cases(job: _Job, source: RawFile) -> dict[str, object]:
     cases = questions = 0
     with _open(job.claim(f"{source.name}.cases.jsonl")) as handle:
         for case in _progress(cmb.read_clin(source.path), source.path):
@@ -234,7 +234,7 @@ def _cases(job: _Job, source: Source) -> dict[str, object]:
     return {**_report(source, cases, []), "questions": questions}
 
 
-def _report(source: Source, kept: int, rows: Sequence[RowReport]) -> dict[str, object]:
+def _report(source: RawFile, kept: int, rows: Sequence[RowReport]) -> dict[str, object]:
     dropped = [report for report in rows if report.action == "dropped"]
     repaired = [report for report in rows if report.action == "repaired"]
     return {

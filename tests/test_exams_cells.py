@@ -2,7 +2,7 @@
 
 import pytest
 
-from cmexam_tune.exams import Cells, Unreadable
+from cmexam_tune.exams import Cells, UnreadableRow
 
 WANTED = {"A": "0.5 mg/kg", "B": "1 mg/kg", "C": "肝 脏", "D": "以上均非"}
 TEXTS = list(WANTED.values())
@@ -72,7 +72,7 @@ def test_texts_are_kept_whole(text, options):
     ],
 )
 def test_options_that_cannot_be(value, reason):
-    with pytest.raises(Unreadable, match=f"^{reason}$"):
+    with pytest.raises(UnreadableRow, match=f"^{reason}$"):
         Cells().options(value)
 
 
@@ -103,7 +103,7 @@ def test_answers(value, wanted, repairs):
 
 @pytest.mark.parametrize("value", ["?", "A1", "以上", "A甲"])
 def test_answers_that_are_none(value):
-    with pytest.raises(Unreadable, match=r"^unreadable answer$"):
+    with pytest.raises(UnreadableRow, match=r"^unreadable answer$"):
         Cells().answer(value)
 
 

@@ -12,7 +12,7 @@ from kit import make_config
 
 from cmexam_tune.core import jsonl
 from cmexam_tune.core.errors import ConfigError
-from cmexam_tune.core.schema import Prediction, Question, Sample
+from cmexam_tune.core.schema import OrderedOutput, Prediction, Question
 from cmexam_tune.evaluate import evaluate
 from cmexam_tune.evaluation import grading
 from cmexam_tune.inference import request_estimate
@@ -47,7 +47,9 @@ def asked_in_orders(exam, count, bias, spread=1.0, seed=0):
             seen = order.moved(item, how) if how else order.moved(item, "rotate:0")
             shown = softmax(wish + np.array([bias[LETTERS.index(seen[letter])] for letter in LETTERS]))
             best = LETTERS[int(shown.argmax())]
-            samples.append(Sample(f"答案: {seen[best]}", how, dict(zip(LETTERS, map(float, shown), strict=True))))
+            samples.append(
+                OrderedOutput(f"答案: {seen[best]}", how, dict(zip(LETTERS, map(float, shown), strict=True)))
+            )
         biased.append(
             Prediction(item.id, samples[0].text, probabilities=samples[0].probabilities, orders=tuple(samples))
         )
@@ -252,7 +254,7 @@ def test_several_letters_have_orders_but_no_correction():
     dice, predictions = random.Random(0), []
     for item in exam:
         samples = tuple(
-            Sample(f"答案: {order.shown(item, how).answer}", how, {"AC": 0.6 + dice.random() / 10, "A": 0.3})
+            OrderedOutput(f"答案: {order.shown(item, how).answer}", how, {"AC": 0.6 + dice.random() / 10, "A": 0.3})
             for how in order.several(item, 4, 0)
         )
         predictions.append(Prediction(item.id, samples[0].text, orders=samples))

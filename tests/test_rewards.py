@@ -12,7 +12,7 @@ from cmexam_tune.core import jsonl
 from cmexam_tune.core.schema import Question
 from cmexam_tune.evaluation import answer_parsing
 from cmexam_tune.rewards import terms
-from cmexam_tune.rewards.terms import Judged, Output
+from cmexam_tune.rewards.terms import JudgedOutput, Output
 
 GOLDEN = SHARED / "golden" / "scorers"
 QUESTION = Question("q", "哪些正确？", {"A": "甲", "B": "CT检查", "C": "丙", "D": "丁", "E": "戊"}, "AC")
@@ -128,7 +128,7 @@ def test_difficult_outputs() -> None:
 
 
 def value(term: terms.Term, question: Question, text: str, **length: int) -> float:
-    return term(Judged.of(question, Output(text, **length)))
+    return term(JudgedOutput.of(question, Output(text, **length)))
 
 
 def test_partial_credit_is_for_several_right_letters_only() -> None:

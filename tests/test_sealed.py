@@ -14,7 +14,7 @@ import yaml
 from cmexam_tune import evaluate, export, leaderboard
 from cmexam_tune.core import files, jsonl
 from cmexam_tune.core.errors import UserError
-from cmexam_tune.core.schema import Prediction, Question, Sample
+from cmexam_tune.core.schema import OrderedOutput, Prediction, Question
 from cmexam_tune.evaluation import scorers
 from cmexam_tune.evaluation.prediction_metadata import PredictionMetadata
 from cmexam_tune.interop.sealing import sealed_folder, shared_records, verifying
@@ -47,7 +47,7 @@ def outputs(questions: Sequence[Question], wrong: int = 3) -> Iterator[Predictio
         text = ("", f"{answer}\n解析: 因为{i}如此。", f"答案是{question.options[answer[0]]}")[
             1 + (i % 7 == 6) if i % 11 else 0
         ]
-        orders = (Sample(text, None), Sample(answer, "rotate:1")) if i % 11 else ()
+        orders = (OrderedOutput(text, None), OrderedOutput(answer, "rotate:1")) if i % 11 else ()
         yield Prediction(question.id, text, orders=orders)
 
 

@@ -14,7 +14,7 @@ from cmexam_tune import preprocess
 from cmexam_tune.core import jsonl
 from cmexam_tune.core.errors import ConfigError, DataError, UserError
 from cmexam_tune.core.schema import Question
-from cmexam_tune.exams import Cells, Unreadable
+from cmexam_tune.exams import Cells, UnreadableRow
 
 MAP = "stem=题干,options=选项A..E,answer=正确答案"
 HEADER = ["题干", "选项A", "选项B", "选项C", "选项D", "正确答案"]
@@ -213,7 +213,7 @@ def test_a_number_counts_options_that_are_empty_too(tmp_path):
         f"{MAP},answer_as=number",
     )
     assert chosen(question) == ["丙"] and report["dropped"] == {"answer beyond the options": 1}
-    with pytest.raises(Unreadable, match="out of order"):
+    with pytest.raises(UnreadableRow, match="out of order"):
         cells = Cells()
         cells.chosen("1", cells.options("B 乙\nA 甲"), "number")
 
@@ -304,7 +304,7 @@ def test_what_a_spreadsheet_made_of_an_option_is_no_option(tmp_path, option):
 )
 def test_options_of_one_cell(value, wanted):
     if isinstance(wanted, str):
-        with pytest.raises(Unreadable, match=wanted):
+        with pytest.raises(UnreadableRow, match=wanted):
             Cells().options(value)
     else:
         wanted = dict(zip("ABCDEF", wanted, strict=False)) if isinstance(wanted, list) else wanted

@@ -8,7 +8,7 @@ from statistics import fmean
 from cmexam_tune.cmb_clin.judgements import Judged, Judgement
 from cmexam_tune.core.schema import Case, Prediction
 from cmexam_tune.prompts import dialogue
-from cmexam_tune.report.html_page import Section, in_both, two_languages
+from cmexam_tune.report.html_page import PageSection, in_both, two_languages
 from cmexam_tune.report.table import Table, Text
 
 SHOWN = 6000
@@ -63,7 +63,7 @@ def page(tables: Sequence[Table], answered: Answered, axes: Sequence[str]) -> st
         axes: of the rubric, with their Chinese names.
     """
     sections = [
-        Section(f"table{number}", table.title, getattr(table.title, "zh", table.title), _untitled(table))
+        PageSection(f"table{number}", table.title, getattr(table.title, "zh", table.title), _untitled(table))
         for number, table in enumerate(tables)
     ]
     cards = "".join(_cards(answered, axes))
@@ -75,7 +75,7 @@ def page(tables: Sequence[Table], answered: Answered, axes: Sequence[str]) -> st
         '<input id="search" type="search" data-en="search" data-zh="搜索">'
         '<span class="soft" id="count"></span></div>'
     )
-    sections.append(Section("answers", "Answers", "逐题作答", tools + cards))
+    sections.append(PageSection("answers", "Answers", "逐题作答", tools + cards))
     return two_languages("CMB-Clin: judged answers", "CMB-Clin：作答与评分", sections, SCRIPT)
 
 

@@ -60,7 +60,8 @@ class Question:
             raise DataError(f"{where}: option letter {wrong!r} is not one of A to Z.")
         if self.kind not in ("single", "multiple", None):
             raise DataError(f"{where}: kind {self.kind!r} is not 'single', 'multiple' or null.")
-        if self.answer is None:
+        # One letter that is an option's is sorted and on offer: nine answers in ten need no more than this look.
+        if self.answer is None or self.answer in self.options:
             return
         if not self.answer or self.answer != letters(self.answer):
             raise DataError(f"{where}: answer {self.answer!r} is not made of sorted distinct letters.")
@@ -77,7 +78,7 @@ class Question:
     @property
     def right_options(self) -> tuple[str, ...] | None:
         """The texts of the right options; None where the answer is not published."""
-        return None if self.answer is None else tuple(self.options[letter] for letter in self.answer)
+        return None if self.answer is None else tuple(map(self.options.__getitem__, self.answer))
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ class Example:
 
 
 @dataclass(frozen=True)
-class Sample:
+class OrderedOutput:
     """One of several outputs for a question, asked with its options in an order of its own."""
 
     text: str
@@ -158,7 +159,7 @@ class Prediction:
     """Probability of each allowed answer, in the exam's letters, together 1: where the model chose by likelihood."""
     context: tuple[str, ...] = field(default=(), metadata={**OMIT_IF_DEFAULT, IN_CARDS: ("passages", "参考段落")})
     """Ids of the passages that stood in front of the question."""
-    orders: tuple[Sample, ...] = field(default=(), metadata=OMIT_IF_DEFAULT)
+    orders: tuple[OrderedOutput, ...] = field(default=(), metadata=OMIT_IF_DEFAULT)
     """The outputs with the options in several orders; the first of them is `text`."""
 
 

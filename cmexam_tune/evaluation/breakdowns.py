@@ -35,7 +35,7 @@ SEVERAL, UNREADABLE = "several", "unreadable"
 
 
 @dataclass(frozen=True)
-class Name:
+class FacetValue:
     """A value of a facet: the paper's abbreviation, the Chinese and the English name."""
 
     name: str
@@ -45,7 +45,7 @@ class Name:
 
 
 @dataclass(frozen=True)
-class Definition:
+class FacetDefinition:
     """How the scores are broken down by one facet."""
 
     facet: str
@@ -54,16 +54,16 @@ class Definition:
     minimum: int = MINIMUM
     columns: tuple[str, ...] = ()
     """Other names of the column."""
-    values: tuple[Name, ...] = ()
+    values: tuple[FacetValue, ...] = ()
     """What the paper counts; `annotate` offers these and no others."""
-    further: tuple[Name, ...] = ()
+    further: tuple[FacetValue, ...] = ()
     """Names of values that data files have beside the paper's, for both languages of a report."""
     ordered: bool = False
     """Keep the order of `values`; otherwise the largest cell comes first."""
     macro: bool = False
     """The paper averages over the cells, not over the questions."""
 
-    def recognise(self, value: str) -> Name:
+    def recognise(self, value: str) -> FacetValue:
         """Return the name that `value` means; a value that no paper names stands for itself.
 
         A truncated name (such as the ICD-11 chapters in some exports) is recognised if only one name begins with it.
@@ -73,7 +73,7 @@ class Definition:
             if folded in map(_fold, (name.name, name.zh, name.en, *name.also)):
                 return name
         begun = [name for name in self.values if len(folded) > 3 and _fold(name.zh).startswith(folded.rstrip(".…"))]
-        return begun[0] if len(begun) == 1 else Name(value, value, value)
+        return begun[0] if len(begun) == 1 else FacetValue(value, value, value)
 
 
 @dataclass(frozen=True)
@@ -108,26 +108,26 @@ def _fold(text: str) -> str:
 
 
 @cache
-def definitions() -> tuple[Definition, ...]:
+def definitions() -> tuple[FacetDefinition, ...]:
     """Return the breakdowns of the papers in their order."""
     text = Path(__file__).with_name("breakdowns.yaml").read_text(encoding="utf-8")
     return tuple(_definition(item) for item in yaml.safe_load(text))
 
 
-def _definition(item: Mapping[str, Any]) -> Definition:
+def _definition(item: Mapping[str, Any]) -> FacetDefinition:
     names = {
-        key: tuple(Name(**{**value, "also": tuple(value.get("also", ()))}) for value in item.get(key, ()))
+        key: tuple(FacetValue(**{**value, "also": tuple(value.get("also", ()))}) for value in item.get(key, ()))
         for key in ("values", "further")
     }
-    return Definition(**{**item, "columns": tuple(item["columns"]), **names})
+    return FacetDefinition(**{**item, "columns": tuple(item["columns"]), **names})
 
 
-def define(facet: str) -> Definition:
+def define(facet: str) -> FacetDefinition:
     """Return the definition for a column of this name; a column that no paper breaks down gets a plain one."""
     for definition in definitions():
         if _fold(facet) in map(_fold, (definition.facet, *definition.columns)):
             return definition
-    return Definition(facet, facet, None)
+    return FacetDefinition(facet, facet, None)
 
 
 def by_facet(graded: Iterable[Graded], score: Score) -> dict[str, dict[str, Scores]]:
@@ -155,7 +155,7 @@ def tables(graded: Sequence[Graded], scores: Mapping[str, Mapping[str, Scores]],
 
 def _table(facet: str, graded: Sequence[Graded], scores: Mapping[str, Scores], score: Score) -> Breakdown:
     definition = define(facet)
-    spellings: dict[Name, list[str]] = defaultdict(list)
+    spellings: dict[FacetValue, list[str]] = defaultdict(list)
     for value in scores:
         spellings[definition.recognise(value)].append(value)
     cells = []

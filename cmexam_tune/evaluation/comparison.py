@@ -54,7 +54,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Pair:
+class RunPair:
     """Two runs of several; the difference is the second minus the first, in points of accuracy."""
 
     first: str
@@ -147,7 +147,7 @@ def _smallest(n: int, disagreeing: int) -> float | None:
     return None if difference is None else 100 * difference
 
 
-def pairwise(runs: Mapping[str, Sequence[Graded]]) -> tuple[Pair, ...]:
+def pairwise(runs: Mapping[str, Sequence[Graded]]) -> tuple[RunPair, ...]:
     """Return every pair of runs, in the order of the runs, with p-values corrected for multiple comparisons."""
     compared = []
     for (first, a), (second, b) in itertools.combinations(runs.items(), 2):
@@ -156,7 +156,7 @@ def pairwise(runs: Mapping[str, Sequence[Graded]]) -> tuple[Pair, ...]:
         gained = sum(y.correct and not x.correct for x, y in pairs)
         difference = 100 * sum(y.right - x.right for x, y in pairs) / max(len(pairs), 1)
         p_value = significance.mcnemar(lost, gained)
-        compared.append(Pair(first, second, difference, p_value, p_value, _smallest(len(pairs), lost + gained)))
+        compared.append(RunPair(first, second, difference, p_value, p_value, _smallest(len(pairs), lost + gained)))
     # Every further pair that is tested makes a low p-value by chance more likely.
     adjusted = significance.holm([pair.p_value for pair in compared])
     return tuple(replace(pair, adjusted_p=p) for pair, p in zip(compared, adjusted, strict=True))

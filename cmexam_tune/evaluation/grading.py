@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from cmexam_tune.core.errors import DataError, UserError
-from cmexam_tune.core.schema import GROUP, Prediction, Question, Sample, Scores
+from cmexam_tune.core.schema import GROUP, OrderedOutput, Prediction, Question, Scores
 from cmexam_tune.evaluation import scorers, significance, text_metrics
 from cmexam_tune.evaluation.answer_parsing import still_thinking
 from cmexam_tune.evaluation.graded import Graded, OrderedAnswer
@@ -19,7 +19,7 @@ _SHOWN = 5
 
 
 @dataclass(frozen=True)
-class Selection:
+class QuestionSelection:
     """A part of a questions file; scores of it are not the exam's."""
 
     n: int
@@ -39,7 +39,7 @@ def select(
     *,
     limit: int | None = None,
     answered_only: bool = False,
-) -> tuple[list[Question], Selection | None]:
+) -> tuple[list[Question], QuestionSelection | None]:
     """Return the questions that are scored, and the selection, None where it is all of them.
 
     Args:
@@ -62,7 +62,7 @@ def select(
         raise UserError(f"{', '.join(how) or 'the questions'}: no question is left to score.")
     if len(chosen) == len(questions):
         return chosen, None
-    return chosen, Selection(len(chosen), len(questions), ", ".join(how))
+    return chosen, QuestionSelection(len(chosen), len(questions), ", ".join(how))
 
 
 def grade(
@@ -111,7 +111,7 @@ def grade(
     ]
 
 
-def _ordered(scorer: Scorer, printed: Question, sample: Sample) -> OrderedAnswer:
+def _ordered(scorer: Scorer, printed: Question, sample: OrderedOutput) -> OrderedAnswer:
     shown = order.shown(printed, sample.order)
     answer = scorer.read(sample.text, shown).answer
     right = scorer.right(answer, shown) if shown.answer is not None else 0.0
@@ -263,7 +263,7 @@ def average(scored: Sequence[Graded], facets: Sequence[str]) -> float | None:
 
 
 @dataclass(frozen=True)
-class Truncation:
+class OutputTruncation:
     """How many outputs of a run its limit cut off: they may lack an answer for want of room, not of knowledge."""
 
     outputs: int
@@ -279,10 +279,10 @@ class Truncation:
         return f"{self.cut} of {self.outputs} outputs reached generation.max_new_tokens and were cut{thinking}"
 
 
-def truncation(graded: Iterable[Graded]) -> Truncation | None:
+def truncation(graded: Iterable[Graded]) -> OutputTruncation | None:
     """Return how many outputs of a run were cut off, None where no output says how it ended."""
     outputs = [item.prediction for item in graded]
     if not any(output.finish for output in outputs):
         return None
     cut = [output for output in outputs if output.finish == "length"]
-    return Truncation(len(outputs), len(cut), sum(still_thinking(output.text) for output in cut))
+    return OutputTruncation(len(outputs), len(cut), sum(still_thinking(output.text) for output in cut))

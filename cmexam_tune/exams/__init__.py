@@ -14,20 +14,20 @@ from typing import Protocol, cast
 from cmexam_tune.core import variants
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.core.schema import Question
-from cmexam_tune.exams._cells import Cells, Reporter, RowReport, Unreadable
+from cmexam_tune.exams._cells import Cells, Reporter, RowReport, UnreadableRow
 from cmexam_tune.exams._fields import Fields, FieldsExam, from_yaml, parse_map
 from cmexam_tune.exams._guess import guess
-from cmexam_tune.exams._sources import Source, find_answers, find_sources, sort_out
+from cmexam_tune.exams._sources import RawFile, find_answers, find_sources, sort_out
 
 __all__ = [
     "Cells",
     "Exam",
     "Fields",
     "FieldsExam",
+    "RawFile",
     "Reporter",
     "RowReport",
-    "Source",
-    "Unreadable",
+    "UnreadableRow",
     "find_answers",
     "find_sources",
     "from_yaml",

@@ -70,7 +70,7 @@ class RowReport:
 Reporter = Callable[[RowReport], None]
 
 
-class Unreadable(Exception):
+class UnreadableRow(Exception):
     """A row that has to be dropped; the message is the reason that is counted."""
 
 
@@ -95,18 +95,18 @@ class Cells:
         """Return the question's text.
 
         Raises:
-            Unreadable: there is none.
+            UnreadableRow: there is none.
         """
         text = self.text(value, frozenset({""}))
         if text is None:
-            raise Unreadable(NO_QUESTION)
+            raise UnreadableRow(NO_QUESTION)
         return text
 
     def answer(self, value: object) -> str | None:
         """Return the sorted letters of an answer in any order, case, width and with any separators.
 
         Raises:
-            Unreadable: there is something else in the cell.
+            UnreadableRow: there is something else in the cell.
         """
         if isinstance(value, str) and value in _SINGLE_LETTERS:
             return value
@@ -118,7 +118,7 @@ class Cells:
         span = _FROM_TO.fullmatch(wide)
         # `A-D` may be A and D, or A to D.
         if not re.fullmatch("[A-Z]+", plain) or (span and ord(span[2]) - ord(span[1]) != 1):
-            raise Unreadable(UNREADABLE)
+            raise UnreadableRow(UNREADABLE)
         if plain != text:
             self.repairs.append("answer letters normalized")
         if len(set(plain)) < len(plain):
@@ -131,40 +131,40 @@ class Cells:
         """Return the letters of an answer written as `number` (from 1), `index` (from 0) or `text` of an option.
 
         Raises:
-            Unreadable: no option is meant.
+            UnreadableRow: no option is meant.
         """
         listed = [str(part).strip() for part in value] if isinstance(value, list | tuple) else [self.text(value) or ""]
         choose = self._with_text if written == "text" else self._counted
         first = 0 if written == "index" else 1
         chosen = [letter for part in filter(None, listed) for letter in choose(part, options, first)]
         if len(set(chosen)) < len(chosen):  # [0, 1, 0, 0] perhaps, which counts nothing
-            raise Unreadable("answer names an option twice")
+            raise UnreadableRow("answer names an option twice")
         return letters("".join(chosen)) or None
 
     def _with_text(self, part: str, options: Mapping[str, str], _: int) -> list[str]:
         named = [letter for letter, text in options.items() if text == part]
         if len(named) > 1:
-            raise Unreadable("answer is the text of several options")
+            raise UnreadableRow("answer is the text of several options")
         if not named:
-            raise Unreadable(UNREADABLE)
+            raise UnreadableRow(UNREADABLE)
         return named
 
     def _counted(self, part: str, options: Mapping[str, str], first: int) -> list[str]:
         if _SORTED in self.repairs:
-            raise Unreadable("answer counts options that are out of order")
+            raise UnreadableRow("answer counts options that are out of order")
         named = []
         for text in filter(None, _BETWEEN_NUMBERS.split(unicodedata.normalize("NFKC", part))):
             if not (number := _NUMBER.fullmatch(text)):
-                raise Unreadable(UNREADABLE)
+                raise UnreadableRow(UNREADABLE)
             if (place := int(number[1]) - first) < 0:
-                raise Unreadable(ZERO)
+                raise UnreadableRow(ZERO)
             # By letter: an empty option before it is not among `options`, but it was counted.
             letter = chr(ord("A") + place)
             if letter not in options:
-                raise Unreadable(BEYOND)
+                raise UnreadableRow(BEYOND)
             named.append(letter)
         if not named:
-            raise Unreadable(UNREADABLE)
+            raise UnreadableRow(UNREADABLE)
         return named
 
     def by_column(self, values: Mapping[str, object]) -> dict[str, str]:
@@ -173,14 +173,14 @@ class Cells:
         An empty column between others keeps its letter for itself: those after it do not move up.
 
         Raises:
-            Unreadable: too few options, or their own letters contradict the columns', or a spreadsheet has made a
+            UnreadableRow: too few options, or their own letters contradict the columns', or a spreadsheet has made a
                 date or an error of one.
         """
         texts = {}
         for letter, value in values.items():
             text = _plain(value).strip()
             if isinstance(value, datetime.date | datetime.time) or text in _SHEET_ERRORS:
-                raise Unreadable("an option is a date or an error of the spreadsheet")
+                raise UnreadableRow("an option is a date or an error of the spreadsheet")
             texts[letter] = text
         while texts and not texts[last := max(texts)]:
             del texts[last]
@@ -190,7 +190,7 @@ class Cells:
         """Return letter -> text from lines of text, a list of `{key, value}`, a list of texts or a mapping.
 
         Raises:
-            Unreadable: there are too few, too many, or two with one letter.
+            UnreadableRow: there are too few, too many, or two with one letter.
         """
         if plain := _plain_options(value):
             return plain
@@ -209,7 +209,7 @@ class Cells:
             pairs = [(item.get("key"), item.get("value")) if isinstance(item, Mapping) else ("", "") for item in items]
             return [(_plain(key), _plain(text)) for key, text in pairs]
         if len(items) > len(_LETTERS):
-            raise Unreadable(f"more than {MAX_OPTIONS} options")
+            raise UnreadableRow(f"more than {MAX_OPTIONS} options")
         texts = dict(zip(_LETTERS, (_plain(item).strip() for item in items), strict=False))
         places = [letter for letter, text in texts.items() if text]
         own = _lettered([text for text in texts.values() if text])
@@ -218,7 +218,7 @@ class Cells:
         if own and (printed == places or "".join(sorted(printed)) == _LETTERS[: len(printed)]):
             return own + [(letter, "") for letter in texts if letter not in places and letter not in printed]
         if printed == sorted(printed) and own and set(printed) <= _SINGLE_LETTERS:
-            raise Unreadable("option letters skip one")
+            raise UnreadableRow("option letters skip one")
         return [*_without_letters(texts).items()]
 
     def _split(self, text: str) -> list[tuple[str, str]]:
@@ -236,16 +236,16 @@ class Cells:
             if match and (letter == expected or (match.re is _OPTION and letter in _SINGLE_LETTERS)):
                 # CMExam skips letters as well. Only a line without one raises the doubt whether it has lost its own.
                 if letter != expected and self.repairs[-1:] == [_CONTINUED]:
-                    raise Unreadable("option letters skip one")
+                    raise UnreadableRow("option letters skip one")
                 pairs.append((match[1], match[2] or ""))
             elif pairs and line.strip():
                 self.repairs.append(_CONTINUED)
                 pairs[-1] = (pairs[-1][0], f"{pairs[-1][1]} {line.strip()}")
             elif line.strip():
-                raise Unreadable("options without letters")
+                raise UnreadableRow("options without letters")
         printed = [_letter(key) for key, _ in pairs]
         if printed != sorted(printed) and ord(max(printed)) - ord("A") >= len(printed):
-            raise Unreadable("option letters skip one")  # `G 蛋白偶联受体` on a line of its own, perhaps
+            raise UnreadableRow("option letters skip one")  # `G 蛋白偶联受体` on a line of its own, perhaps
         return pairs
 
     def _checked(self, pairs: list[tuple[str, str]]) -> dict[str, str]:
@@ -253,19 +253,19 @@ class Cells:
         for key, text in pairs:
             letter = _letter(key)
             if not re.fullmatch("[A-Z]", letter):
-                raise Unreadable("option letter is not one of A to Z")
+                raise UnreadableRow("option letter is not one of A to Z")
             if letter != key:
                 self.repairs.append("option letters normalized")
             if letter in options:
-                raise Unreadable("two options with one letter")
+                raise UnreadableRow("two options with one letter")
             options[letter] = text.strip()
         for letter in [letter for letter, text in options.items() if not text]:
             self.repairs.append("empty option left out")
             del options[letter]
         if len(options) < MIN_OPTIONS:
-            raise Unreadable(f"fewer than {MIN_OPTIONS} options")
+            raise UnreadableRow(f"fewer than {MIN_OPTIONS} options")
         if len(options) > MAX_OPTIONS:
-            raise Unreadable(f"more than {MAX_OPTIONS} options")
+            raise UnreadableRow(f"more than {MAX_OPTIONS} options")
         if list(options) != sorted(options):
             self.repairs.append(_SORTED)
         return dict(sorted(options.items()))
@@ -275,10 +275,10 @@ def check_answer(answer: str, options: Mapping[str, str]) -> None:
     """Refuse an answer that names no option.
 
     Raises:
-        Unreadable: it does.
+        UnreadableRow: it does.
     """
     if answer not in options and not set(answer) <= set(options):
-        raise Unreadable("answer letter with no option")
+        raise UnreadableRow("answer letter with no option")
 
 
 def tell(report: Reporter, row: int, repairs: Iterable[str]) -> None:
@@ -337,7 +337,7 @@ def _without_letters(texts: Mapping[str, str]) -> dict[str, str]:
     """Return letter -> text where the place gives the letter, without that letter before the text.
 
     Raises:
-        Unreadable: several texts begin with option letters, and not all of these are those of their places.
+        UnreadableRow: several texts begin with option letters, and not all of these are those of their places.
     """
     marks = {place: match for place, text in texts.items() if (match := _LETTER_BEFORE.match(text))}
     if not marks:
@@ -346,7 +346,7 @@ def _without_letters(texts: Mapping[str, str]) -> dict[str, str]:
     strange = [place for place in printed if printed[place] != place and not _GENUS.match(texts[place])]
     # One alone may be a text that happens to begin so.
     if strange and len(printed) > 1 and set(printed.values()) <= _SINGLE_LETTERS:
-        raise Unreadable("option letters contradict their places")
+        raise UnreadableRow("option letters contradict their places")
     return {place: text[marks[place].end() :] if printed.get(place) == place else text for place, text in texts.items()}
 
 
@@ -354,7 +354,7 @@ def _one_line(text: str) -> list[str]:
     """Split `A 甲 B 乙 C 丙` before its letters.
 
     Raises:
-        Unreadable: another letter could begin an option as well, as in `A 维生素 B 缺乏 B 乙`.
+        UnreadableRow: another letter could begin an option as well, as in `A 维生素 B 缺乏 B 乙`.
     """
     marks = [(match.start(), _letter(match[1]), _letter(match[2])[:1]) for match in _INLINE.finditer(text)]
     if not marks or text[: marks[0][0]].strip():
@@ -374,5 +374,5 @@ def _one_line(text: str) -> list[str]:
         if not any(letter in used or (start > starts[-1] and letter in _LETTERS) for start, letter in strays):
             return [text[a:b] for a, b in zip(starts, [*starts[1:], len(text)], strict=True)]
     if looks_like_options:
-        raise Unreadable("options in one line cannot be told apart")
+        raise UnreadableRow("options in one line cannot be told apart")
     return [text]

@@ -24,7 +24,7 @@ SIGNS = {
 LAYOUTS = {"cmexam": ("question", "options", "answer"), "cmb": ("question", "option"), "clin": ("QA_pairs",)}
 
 
-class Found:
+class ResolvedColumns:
     """The columns of the rows that have the same columns."""
 
     def __init__(
@@ -129,15 +129,15 @@ class Columns:
     ) -> None:
         self.path, self.wanted, self.header = path, wanted, header
         self._ignore = {plain(name) for name in ignore}
-        self._known: dict[tuple[str, ...], Found] = {}
+        self._known: dict[tuple[str, ...], ResolvedColumns] = {}
         self._seen: set[str] = set()
         self._unread: list[str] = []
 
-    def of(self, item: Mapping[str, object]) -> Found:
+    def of(self, item: Mapping[str, object]) -> ResolvedColumns:
         """Return which columns of this row are which field."""
         key = tuple(item)
         if (resolved := self._known.get(key)) is None:
-            resolved = self._known[key] = Found(self.path, key, self.wanted, header=self.header)
+            resolved = self._known[key] = ResolvedColumns(self.path, key, self.wanted, header=self.header)
             for name in key:
                 unread = name not in resolved.used and name[:1] not in ("", "#") and plain(name) not in self._ignore
                 if unread and name not in self._seen:

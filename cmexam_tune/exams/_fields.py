@@ -13,8 +13,18 @@ from cmexam_tune.core.errors import ConfigError, DataError, UserError
 from cmexam_tune.core.schema import GROUP, Question
 from cmexam_tune.core.strict import Problems, build
 from cmexam_tune.exams import _tables
-from cmexam_tune.exams._cells import BEYOND, NO_ANSWER, ZERO, Cells, Reporter, RowReport, Unreadable, check_answer, tell
-from cmexam_tune.exams._columns import Columns, Found
+from cmexam_tune.exams._cells import (
+    BEYOND,
+    NO_ANSWER,
+    ZERO,
+    Cells,
+    Reporter,
+    RowReport,
+    UnreadableRow,
+    check_answer,
+    tell,
+)
+from cmexam_tune.exams._columns import Columns, ResolvedColumns
 
 Kind = Literal["single", "multiple"]
 Names = tuple[str, ...]
@@ -198,7 +208,7 @@ class _File:
             cells = Cells()
             try:
                 question = self._question(name, cells, item, found, further)
-            except Unreadable as error:
+            except UnreadableRow as error:
                 reasons[str(error)] += 1
                 report(RowReport(row, "dropped", str(error), _texts(item, found)))
                 continue
@@ -225,7 +235,7 @@ class _File:
                 "If 1 is the first option, say answer_as=number."
             )
 
-    def _id(self, row: int, item: Mapping[str, object], found: Found, rows: dict[str, int]) -> str:
+    def _id(self, row: int, item: Mapping[str, object], found: ResolvedColumns, rows: dict[str, int]) -> str:
         if not (value := found.one("id", item)) and value != 0:
             if self.published is not None:
                 why = "--answers are joined by id. Files that hold their own answers need a command without --answers."
@@ -237,12 +247,14 @@ class _File:
         rows[name] = row
         return name
 
-    def _question(self, name: str, cells: Cells, item: Mapping[str, Any], found: Found, further: Any) -> Question:
+    def _question(
+        self, name: str, cells: Cells, item: Mapping[str, Any], found: ResolvedColumns, further: Any
+    ) -> Question:
         if _tables.BROKEN in item:
-            raise Unreadable(item[_tables.BROKEN])
+            raise UnreadableRow(item[_tables.BROKEN])
         at, get = found.column, item.get
         if isinstance(get(at["stem"]), _tables.Merged):
-            raise Unreadable("a question over several rows (merged cells)")
+            raise UnreadableRow("a question over several rows (merged cells)")
         stem, answer_cell = cells.stem(get(at["stem"])), get(at["answer"])
         answer = None if self.fields.answer_as != "letters" else self._answer(name, cells, answer_cell, found)
         if len(found.letters) > 1:
@@ -270,18 +282,18 @@ class _File:
             facets["question_type"] = printed
         return self.fields.kinds.get(printed) or printed_kind(printed)
 
-    def _answer(self, name: str, cells: Cells, cell: object, found: Found) -> str | None:
+    def _answer(self, name: str, cells: Cells, cell: object, found: ResolvedColumns) -> str | None:
         """Return the answer, None where it is unpublished."""
         own = cells.answer(cell)
         if self.published is not None:
             joined = cells.answer(self.published.get(name))
             if joined and own and joined != own:
-                raise Unreadable("answer differs from the file of answers")
+                raise UnreadableRow("answer differs from the file of answers")
             own = joined or own
         if own is None:
             unpublished = self.fields.answers == "unpublished" or not found.has("answer")
             if self.published is not None or not unpublished:
-                raise Unreadable(NO_ANSWER)
+                raise UnreadableRow(NO_ANSWER)
         return own
 
 
@@ -300,7 +312,7 @@ def group_label(text: str) -> str:
     return blake2b("".join(text.split()).encode(), digest_size=6).hexdigest()
 
 
-def _texts(item: Mapping[str, object], found: Found) -> dict[str, str]:
+def _texts(item: Mapping[str, object], found: ResolvedColumns) -> dict[str, str]:
     return {name: Cells().text(found.one(name, item)) or "" for name in ("stem", "answer", "explanation")}
 
 

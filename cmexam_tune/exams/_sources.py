@@ -27,7 +27,7 @@ _NOT_DATA = ("__MACOSX", ".")
 
 
 @dataclass(frozen=True)
-class Source:
+class RawFile:
     """One raw file."""
 
     path: Path
@@ -39,7 +39,7 @@ class Source:
     """Whether it was found in a folder, a zip or on the hub, and not named by the user."""
 
 
-def find_sources(inputs: Sequence[str | Path], unpacked: Path) -> list[Source]:
+def find_sources(inputs: Sequence[str | Path], unpacked: Path) -> list[RawFile]:
     """Return the files of all inputs; zips are unpacked into the folder `unpacked`.
 
     Raises:
@@ -59,11 +59,11 @@ def find_sources(inputs: Sequence[str | Path], unpacked: Path) -> list[Source]:
             sources += _in_zip(check_input(location, "exam file"), unpacked / str(len(sources)))
         else:
             path = check_input(location, "exam file")
-            sources.append(Source(path, path.stem, str(path)))
+            sources.append(RawFile(path, path.stem, str(path)))
     return _named(sources)
 
 
-def _named(sources: Sequence[Source]) -> list[Source]:
+def _named(sources: Sequence[RawFile]) -> list[RawFile]:
     """Return the sources with distinct names; those found in folders take their folder's name where needed."""
     count = Counter(source.name for source in sources)
     named = [
@@ -78,7 +78,7 @@ def _named(sources: Sequence[Source]) -> list[Source]:
     return named
 
 
-def _in_folder(folder: Path, label: str) -> list[Source]:
+def _in_folder(folder: Path, label: str) -> list[RawFile]:
     paths = sorted(
         path
         for path in folder.rglob("*")
@@ -91,10 +91,10 @@ def _in_folder(folder: Path, label: str) -> list[Source]:
         raise UserError(f"{label}: holds no {', '.join(_tables.READERS)} file.")
     for path in paths:
         files.status(path)  # refuses names that are not UTF-8, which no report could hold
-    return [Source(path, path.stem, f"{label}/{path.relative_to(folder).as_posix()}", True) for path in paths]
+    return [RawFile(path, path.stem, f"{label}/{path.relative_to(folder).as_posix()}", True) for path in paths]
 
 
-def _in_zip(path: Path, folder: Path) -> list[Source]:
+def _in_zip(path: Path, folder: Path) -> list[RawFile]:
     try:
         with zipfile.ZipFile(path) as packed:
             members = [member for member in packed.infolist() if _wanted(member.filename) and member.file_size]
@@ -114,7 +114,7 @@ def _wanted(name: str) -> bool:
     return path.suffix.lower() in _tables.READERS and not any(part.startswith(_NOT_DATA) for part in path.parts)
 
 
-def _from_hub(hub: str, repository: str, revision: str | None, inside: str | None) -> list[Source]:
+def _from_hub(hub: str, repository: str, revision: str | None, inside: str | None) -> list[RawFile]:
     """Fetch the tables of a data set at one revision."""
     label = f"{hub}://{repository}"
     patterns = [f"*{suffix}" for suffix in _tables.READERS]
@@ -167,7 +167,7 @@ def _modelscope(repository: str, revision: str | None, patterns: list[str]) -> t
     return Path(folder), pinned
 
 
-def sort_out(sources: Sequence[Source], fields: Fields | None) -> tuple[list[Source], list[Source], list[Source]]:
+def sort_out(sources: Sequence[RawFile], fields: Fields | None) -> tuple[list[RawFile], list[RawFile], list[RawFile]]:
     """Return (what to read, files of answers, files left out) of the sources.
 
     Files that the user named are all read. Of those found in folders only what has the exam's columns, or CMB-Clin's.
@@ -175,7 +175,7 @@ def sort_out(sources: Sequence[Source], fields: Fields | None) -> tuple[list[Sou
     Raises:
         UserError: nothing is left to read.
     """
-    kinds: dict[str, list[Source]] = {"questions": [], "answers": [], "other": []}
+    kinds: dict[str, list[RawFile]] = {"questions": [], "answers": [], "other": []}
     for source in sources:
         kinds[look(source.path, fields) if source.picked else "questions"].append(source)
     read, answers, left_out = kinds.values()
@@ -202,7 +202,7 @@ def look(path: Path, fields: Fields | None) -> str:
     return "answers" if {"id", "answer"} <= set(row) else "other"
 
 
-def find_answers(source: Source, fields: Fields | None, known: Sequence[Source]) -> Path | None:
+def find_answers(source: RawFile, fields: Fields | None, known: Sequence[RawFile]) -> Path | None:
     """Return the file of answers beside a file of questions without any, None where there is not just one."""
     if fields is None or fields.answers != "elsewhere":
         return None

@@ -11,7 +11,7 @@ from cmexam_tune.config import Config
 from cmexam_tune.core import cli, jsonl
 from cmexam_tune.core.errors import ConfigError, UserError
 from cmexam_tune.core.progress import Progress, duration
-from cmexam_tune.core.schema import Prediction, Question, Sample
+from cmexam_tune.core.schema import OrderedOutput, Prediction, Question
 from cmexam_tune.inference import loading
 from cmexam_tune.inference.records import FAILED, ResumableFile
 from cmexam_tune.models.completion import Engine, Usage, to_prediction
@@ -301,7 +301,7 @@ def in_orders(orders: Sequence[str | None], outputs: Sequence[Prediction]) -> Pr
     """Return the output with the options in the first order, and beside it all of them."""
     samples = zip(outputs, orders, strict=True)
     return replace(
-        outputs[0], orders=tuple(Sample(output.text, order, output.probabilities) for output, order in samples)
+        outputs[0], orders=tuple(OrderedOutput(output.text, order, output.probabilities) for output, order in samples)
     )
 
 

@@ -10,7 +10,7 @@ from cmexam_tune import prompts
 from cmexam_tune.config import Config
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.core.schema import Question
-from cmexam_tune.exams import Cells, Unreadable
+from cmexam_tune.exams import Cells, UnreadableRow
 from cmexam_tune.models import families
 from cmexam_tune.models.families import Loaded
 
@@ -113,6 +113,6 @@ def in_style(text: str, style: str | prompts.Style) -> str:
         return text
     try:
         options = Cells().options(text[start.start() :].strip())
-    except Unreadable:
+    except UnreadableRow:
         return text
     return prompts.prompt(Question("chat", text[: start.start()].strip(), options, None), style)

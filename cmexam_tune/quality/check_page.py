@@ -16,7 +16,7 @@ from cmexam_tune.quality.findings import (
     Overlap,
 )
 from cmexam_tune.quality.wrong_keys import Suspect
-from cmexam_tune.report.html_page import Section, in_both, two_languages
+from cmexam_tune.report.html_page import PageSection, in_both, two_languages
 from cmexam_tune.report.table import Table, Text
 
 SHOWN = 200
@@ -118,7 +118,7 @@ def page(result: Checked, paths: Mapping[str, Path]) -> str:
         places += [(pair.other_file, pair.other_line) for pair in pairs]
     lines = _read(places, paths)
     summary = "".join(table.html(two_languages=True) for table in tables(result))
-    sections = [Section("summary", "Summary", "概览", summary)]
+    sections = [PageSection("summary", "Summary", "概览", summary)]
     for reason, pairs in shown.items():
         total = sum(result.count(reason).values())
         sections += _section(reason, PAIRS[reason], total, [_pair(pair, lines) for pair in pairs])
@@ -145,14 +145,14 @@ def _read(places: Sequence[tuple[str, int]], paths: Mapping[str, Path]) -> Lines
     return lines
 
 
-def _section(name: str, title: Text, total: int, entries: Sequence[str]) -> list[Section]:
+def _section(name: str, title: Text, total: int, entries: Sequence[str]) -> list[PageSection]:
     """Return the section of one kind of finding, none where nothing was found."""
     if not total:
         return []
     opened = " open" if total <= SHOWN else ""
     shown = in_both(f"{total:,} found, {len(entries)} shown", f"共 {total:,} 处，显示 {len(entries)} 处")
     body = f"<details{opened}><summary>{shown}</summary>{''.join(entries)}</details>"
-    return [Section(name, title, title.zh, body)]
+    return [PageSection(name, title, title.zh, body)]
 
 
 def _pair(pair: Overlap, lines: Lines) -> str:

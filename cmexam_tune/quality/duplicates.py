@@ -58,7 +58,7 @@ class Repeated:
 
 
 @dataclass(frozen=True)
-class Pair:
+class QuestionPair:
     """Two questions by their places; `first` is one that was checked, `second` may be one it was held against."""
 
     first: int
@@ -112,7 +112,7 @@ class Index:
             self._cases.setdefault(hash(case), []).append(place)
         return place
 
-    def pairs(self) -> Iterator[Pair]:
+    def pairs(self) -> Iterator[QuestionPair]:
         """Yield every pair once; of a group each checked question is paired with one member, not with all.
 
         A group are equal questions, and those with 16 similar ones or more: with them it is the most similar, and one
@@ -124,7 +124,7 @@ class Index:
         for group in members:
             for first, second in self._partners(group):
                 answers = {self._right[first], self._right[second]} - {0}
-                yield Pair(first, second, "contradiction" if len(answers) > 1 else "exact", 1.0)
+                yield QuestionPair(first, second, "contradiction" if len(answers) > 1 else "exact", 1.0)
         similar = list(self._near(members))
         compared = {(self.text_of[p.first], self.text_of[p.second]) for p in similar}
         yield from similar
@@ -141,7 +141,7 @@ class Index:
             elif number:
                 yield place, checked[0]
 
-    def _near(self, members: Sequence[Sequence[int]]) -> Iterator[Pair]:
+    def _near(self, members: Sequence[Sequence[int]]) -> Iterator[QuestionPair]:
         import numpy as np
 
         from cmexam_tune.quality import minhash
@@ -158,7 +158,7 @@ class Index:
         listed = [*_not_crowded(scored, crowded), *self._with_heads(scored, crowded, members)]
         for a, b, score in dict.fromkeys(listed):
             for first, second in self._across(members[a], members[b]):
-                yield Pair(first, second, self._kind(first, second, score), score)
+                yield QuestionPair(first, second, self._kind(first, second, score), score)
 
     def _jaccard(self, a: int, b: int) -> float:
         return share_in_common(self._shingles(a), self._shingles(b))
@@ -212,7 +212,7 @@ class Index:
 
     def _sharing(
         self, groups: dict[int, list[int]], reason: Literal["stem", "case"], known: set[tuple[int, int]]
-    ) -> Iterator[Pair]:
+    ) -> Iterator[QuestionPair]:
         for group in groups.values():
             first_of: dict[tuple[int, int], int] = {}
             # Those held against come first, so that they stand for their text.
@@ -230,7 +230,9 @@ class Index:
                 if numbers not in known and numbers[::-1] not in known and not same_stem:
                     score = self._jaccard(*numbers)
                     # Of many that are alike not all pairs are known.
-                    yield Pair(first, second, self._kind(first, second, score) if score >= NEAR else reason, score)
+                    yield QuestionPair(
+                        first, second, self._kind(first, second, score) if score >= NEAR else reason, score
+                    )
 
 
 def _not_crowded(scored: Sequence[Scored], crowded: Set[int]) -> Iterator[Scored]:

@@ -14,7 +14,7 @@ from cmexam_tune.core.progress import Progress
 from cmexam_tune.core.schema import Question
 from cmexam_tune.core.variants import suggest
 from cmexam_tune.prompts import question_checks
-from cmexam_tune.quality.duplicates import Index, Pair, Reason
+from cmexam_tune.quality.duplicates import Index, QuestionPair, Reason
 from cmexam_tune.quality.errata import known_problems
 from cmexam_tune.quality.passages import Leak
 from cmexam_tune.quality.wrong_keys import Suspect
@@ -255,7 +255,7 @@ def readable(path: Path, name: str = "", result: Checked | None = None) -> Itera
                 result.findings.append(Finding(str(value.get("id", "")), name, line, "unreadable", text))
 
 
-def _overlap(pair: Pair, index: Index, names: Sequence[str]) -> Overlap:
+def _overlap(pair: QuestionPair, index: Index, names: Sequence[str]) -> Overlap:
     a, b = pair.first, pair.second
     return Overlap(
         *(index.ids[a], names[index.files[a]], index.lines[a]),

@@ -27,7 +27,7 @@ from cmexam_tune.prompts.styles import Style
 from cmexam_tune.quality.contamination import SAME
 from cmexam_tune.quality.findings import WRONG_KEYS, check_files, names_of
 from cmexam_tune.rewards import Statement, answer_place
-from cmexam_tune.rewards.terms import Judged, argues
+from cmexam_tune.rewards.terms import JudgedOutput, argues
 
 Make = Literal["sft", "pairs", "pool"]
 Preference = Literal["shortest", "diverse"]
@@ -247,11 +247,11 @@ def refusals(questions: Path, against: Sequence[Path]) -> dict[str, str]:
 
 def judge(question: Question, sample: Sample, style: Style, refused: str | None = None) -> Verdict:
     """Return what a sample states and whether it is right; a refused question's are all refused."""
-    judged = Judged.of(question, sample.text, answer_place(style))
+    judged = JudgedOutput.of(question, sample.text, answer_place(style))
     return Verdict(sample, judged.stated, refused or _outcome(judged, sample, style))
 
 
-def _outcome(judged: Judged, sample: Sample, style: Style) -> str:
+def _outcome(judged: JudgedOutput, sample: Sample, style: Style) -> str:
     if sample.finish == "error":
         return "failed"
     if sample.finish == "length":

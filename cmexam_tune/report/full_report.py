@@ -8,8 +8,8 @@ from typing import Any
 from cmexam_tune.core.schema import Report, Scores
 from cmexam_tune.evaluation import breakdowns
 from cmexam_tune.evaluation.breakdowns import Breakdown, Subset
-from cmexam_tune.evaluation.comparison import Comparison, Pair, ScoreDecomposition, Spread
-from cmexam_tune.evaluation.grading import Selection, Truncation
+from cmexam_tune.evaluation.comparison import Comparison, RunPair, ScoreDecomposition, Spread
+from cmexam_tune.evaluation.grading import OutputTruncation, QuestionSelection
 from cmexam_tune.evaluation.metrics import Metric
 from cmexam_tune.report.identity import Identity
 
@@ -80,7 +80,7 @@ class FullReport(Report):
     """Questions whose answer is not the same in all runs."""
     ranking: tuple[str, ...] = ()
     """The runs by accuracy, the best first."""
-    pairs: tuple[Pair, ...] = ()
+    pairs: tuple[RunPair, ...] = ()
     """Every pair of runs, p-values corrected for multiple comparisons (Holm)."""
     bridges: Mapping[str, ScoreDecomposition] = field(default_factory=dict)
     """Scorer -> the way from our accuracy to its score."""
@@ -89,9 +89,9 @@ class FullReport(Report):
     """The same outputs by every scorer."""
     subsets: tuple[Subset, ...] = ()
     """Scores with and without questions that were in the training data or whose answers are doubtful."""
-    cut: Mapping[str, Truncation] = field(default_factory=dict)
+    cut: Mapping[str, OutputTruncation] = field(default_factory=dict)
     """Run -> outputs that its limit cut off; runs whose files do not say it are left out."""
-    selection: Selection | None = None
+    selection: QuestionSelection | None = None
     """Where only a part of the questions file is scored."""
     identity: Identity | None = None
     training: Mapping[str, Sequence[tuple[int, float]]] = field(default_factory=dict)

@@ -37,7 +37,7 @@ def in_both(en: str, zh: str) -> str:
 
 
 @dataclass(frozen=True)
-class Section:
+class PageSection:
     """A part of a page that the bar at its top leads to."""
 
     id: str
@@ -47,7 +47,9 @@ class Section:
     """HTML."""
 
 
-def two_languages(en: str, zh: str, sections: Sequence[Section], script: str = "startFrame();", style: str = "") -> str:
+def two_languages(
+    en: str, zh: str, sections: Sequence[PageSection], script: str = "startFrame();", style: str = ""
+) -> str:
     """Return a page in the report's style, whose reader chooses language and light or dark.
 
     Args:

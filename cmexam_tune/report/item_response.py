@@ -50,7 +50,7 @@ class Ability:
 
 
 @dataclass(frozen=True)
-class Item:
+class ItemParameters:
     """One question."""
 
     difficulty: float
@@ -93,7 +93,7 @@ class ItemResponse:
     abilities: tuple[Ability, ...]
     spread: float
     """Deviation of the difficulties, in logits."""
-    items: Mapping[str, Item]
+    items: Mapping[str, ItemParameters]
     """Id of the question -> what was estimated."""
     levels: tuple[Level, ...] = ()
     """By CMExam's own difficulty, easiest first; empty where the questions do not say it."""
@@ -149,7 +149,7 @@ def item_response(runs: Mapping[str, Sequence[Graded]], subset: int | None = Non
         ),
         spread=fitted.spread,
         items={
-            question.id: Item(*(round(float(value), 3) for value in values))
+            question.id: ItemParameters(*(round(float(value), 3) for value in values))
             for question, *values in zip(questions, fitted.difficulty, fitted.deviation, fitted.sharpness, strict=True)
         },
         levels=levels,

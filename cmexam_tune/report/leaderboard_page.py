@@ -11,11 +11,11 @@ from typing import Any
 from cmexam_tune.core.schema import Question, Scores
 from cmexam_tune.evaluation import breakdowns, comparison
 from cmexam_tune.evaluation.breakdowns import Breakdown
-from cmexam_tune.evaluation.comparison import Pair
+from cmexam_tune.evaluation.comparison import RunPair
 from cmexam_tune.evaluation.graded import Graded
 from cmexam_tune.evaluation.scorers import STANDARD
 from cmexam_tune.report.full_report import Published
-from cmexam_tune.report.html_page import Section, in_both, two_languages
+from cmexam_tune.report.html_page import PageSection, in_both, two_languages
 from cmexam_tune.report.identity import Identity
 from cmexam_tune.report.option_orders import OptionOrders
 from cmexam_tune.report.table import HEADINGS, Table, Text, cell
@@ -87,7 +87,7 @@ class Board:
     published: Sequence[Published] = ()
 
     @cached_property
-    def pairs(self) -> tuple[Pair, ...]:
+    def pairs(self) -> tuple[RunPair, ...]:
         """Every two systems, in the order of the ranking."""
         return comparison.pairwise({system.name: system.graded for system in self.systems})
 
@@ -310,7 +310,7 @@ def page(boards: Sequence[Board]) -> str:
         for key, en, zh, part in _PARTS:
             if body := part(shown, number):
                 about = f" · {shown.title}" if len(boards) > 1 else ""
-                sections.append(Section(f"{key}-{number}", en + about, zh + about, body))
+                sections.append(PageSection(f"{key}-{number}", en + about, zh + about, body))
     data = [{"names": [s.name for s in shown.systems], "pairs": _indexed(shown)} for shown in boards]
     script = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     return two_languages("Leaderboard", "排行榜", sections, f"const BOARDS = {script};\n{_SCRIPT}", _STYLE)

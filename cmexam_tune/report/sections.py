@@ -10,8 +10,8 @@ from typing import Any
 
 from cmexam_tune.core.schema import Scores
 from cmexam_tune.evaluation import breakdowns, grading
-from cmexam_tune.evaluation.breakdowns import Breakdown, Cell, Consistency, Name, PartialCredit, Share, Subset
-from cmexam_tune.evaluation.comparison import Comparison, Pair, ScoreDecomposition, text_intervals
+from cmexam_tune.evaluation.breakdowns import Breakdown, Cell, Consistency, FacetValue, PartialCredit, Share, Subset
+from cmexam_tune.evaluation.comparison import Comparison, RunPair, ScoreDecomposition, text_intervals
 from cmexam_tune.evaluation.graded import Graded
 from cmexam_tune.evaluation.scorers import Scorer
 from cmexam_tune.report import baselines
@@ -52,7 +52,7 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
-class Section:
+class ReportSection:
     """A part of the report that is computed from graded answers."""
 
     key: str
@@ -250,7 +250,7 @@ def comparison(other: Comparison, run: str) -> Table:
     return Table(("", SECOND_MINUS_FIRST, "95% interval", "p"), lines, title, ". ".join(notes))
 
 
-def pairs(compared: Sequence[Pair]) -> Table:
+def pairs(compared: Sequence[RunPair]) -> Table:
     """Return every pair of runs, with p-values corrected for multiple comparisons."""
     lines = tuple(
         (
@@ -310,7 +310,7 @@ def breakdown(table: Breakdown, columns: Sequence[str], numbers: Published | Non
     return Table(head, tuple(lines), title, ". ".join(notes))
 
 
-def label(group: Cell | Name) -> str:
+def label(group: Cell | FacetValue) -> str:
     """Return the paper's abbreviation, or else the English name, and the Chinese name of a group."""
     first = group.en if group.name == group.zh else group.name
     return first if first == group.zh else f"{first} {group.zh}"
@@ -575,23 +575,27 @@ def _stages(numbers: Stages) -> list[Table]:
     ]
 
 
-SECTIONS: tuple[Section, ...] = (
-    Section("intervals", lambda of: text_intervals(of.graded, of.scorer.smoothing), _intervals),
-    Section("partial_credit", lambda of: breakdowns.partial_credit(of.graded), _credit),
-    Section("baselines", lambda of: baselines.compute([item.question for item in of.graded]), _guessing),
-    Section("by_length", lambda of: breakdowns.by_length(of.graded, of.score), _lengths, _length_bars),
-    Section("confusion", lambda of: breakdowns.confusion(of.graded)),
-    Section("calibration", lambda of: calibration(of.graded), _calibration, _reliability, Text("Calibration", "校准")),
-    Section("orders", lambda of: option_orders(of.graded), _orders, title=Text("Order of the options", "选项顺序")),
-    Section(
+SECTIONS: tuple[ReportSection, ...] = (
+    ReportSection("intervals", lambda of: text_intervals(of.graded, of.scorer.smoothing), _intervals),
+    ReportSection("partial_credit", lambda of: breakdowns.partial_credit(of.graded), _credit),
+    ReportSection("baselines", lambda of: baselines.compute([item.question for item in of.graded]), _guessing),
+    ReportSection("by_length", lambda of: breakdowns.by_length(of.graded, of.score), _lengths, _length_bars),
+    ReportSection("confusion", lambda of: breakdowns.confusion(of.graded)),
+    ReportSection(
+        "calibration", lambda of: calibration(of.graded), _calibration, _reliability, Text("Calibration", "校准")
+    ),
+    ReportSection(
+        "orders", lambda of: option_orders(of.graded), _orders, title=Text("Order of the options", "选项顺序")
+    ),
+    ReportSection(
         "item_response",
         lambda of: item_response(of.runs, of.subset),
         _item_response,
         title=Text("Ability and difficulty", "能力与难度"),
     ),
-    Section("stages", lambda of: stages(of.runs, of.explained), _stages, title=Text("Gained and lost", "得与失")),
-    Section("context", context_use, _context, title=Text("Passages", "参考段落")),
-    Section("explanations", lambda of: breakdowns.consistency(of.graded), _consistency),
+    ReportSection("stages", lambda of: stages(of.runs, of.explained), _stages, title=Text("Gained and lost", "得与失")),
+    ReportSection("context", context_use, _context, title=Text("Passages", "参考段落")),
+    ReportSection("explanations", lambda of: breakdowns.consistency(of.graded), _consistency),
 )
 """In the order in which the files show them."""
 

@@ -29,7 +29,7 @@ class Output(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedOutput:
     """An output beside its question, read once for all terms."""
 
     question: Question
@@ -37,13 +37,13 @@ class Judged:
     stated: Statement | None
 
     @classmethod
-    def of(cls, question: Question, output: Output | str, place: AnswerPlace = "end") -> "Judged":
+    def of(cls, question: Question, output: Output | str, place: AnswerPlace = "end") -> "JudgedOutput":
         """Read an output; `place` is where the style has the answer written."""
         output = Output(output) if isinstance(output, str) else output
         return cls(question, output, statement(output.text, question, place))
 
 
-def exact(judged: Judged) -> float:
+def exact(judged: JudgedOutput) -> float:
     """1 for exactly the right letters, else 0: the exam's own rule.
 
     AlphaMed (arXiv 2505.17952) trains on nothing else.
@@ -51,12 +51,12 @@ def exact(judged: Judged) -> float:
     return float(judged.stated is not None and judged.stated.letters == judged.question.answer)
 
 
-def format(judged: Judged) -> float:
+def format(judged: JudgedOutput) -> float:
     """1 where the answer can be read strictly, right or wrong: DeepSeek-R1's format reward (arXiv 2501.12948)."""
     return float(judged.stated is not None)
 
 
-def partial(judged: Judged) -> float:
+def partial(judged: JudgedOutput) -> float:
     """The Jaccard similarity to the right letters, where several are right and not exactly these were given; else 0.
 
     As ZSYZSY's chinese-medical-exam-llm (scripts/grpo_rewards.py) has it. Of a question with one right letter a guess
@@ -69,7 +69,7 @@ def partial(judged: Judged) -> float:
     return len(gold & given) / len(gold | given)
 
 
-def overlong(judged: Judged) -> float:
+def overlong(judged: JudgedOutput) -> float:
     """0 up to `MARGIN` tokens before the limit, from there linearly to -1 at the limit; 0 where no length is known.
 
     The soft punishment of DAPO (arXiv 2503.14476, equation 13). A limit of fewer tokens has a margin of half of it.
@@ -81,7 +81,7 @@ def overlong(judged: Judged) -> float:
     return -min(max(tokens - (limit - margin), 0) / margin, 1.0)
 
 
-def language(judged: Judged) -> float:
+def language(judged: JudgedOutput) -> float:
     """The share of Chinese characters among all letters that are not part of an option's text; 1 without any.
 
     Against thoughts in English about questions in Chinese; DeepSeek-R1's language consistency (arXiv 2501.12948).
@@ -95,7 +95,7 @@ def language(judged: Judged) -> float:
     return len([word for word in words if _CHINESE.match(word)]) / len(words) if words else 1.0
 
 
-def argues(judged: Judged) -> float:
+def argues(judged: JudgedOutput) -> float:
     """-1 where the explanation concludes with other letters than are answered ("故选B ... 答案：C"), else 0.
 
     An explanation that concludes with nothing is not punished: short answers have none. See
@@ -107,6 +107,6 @@ def argues(judged: Judged) -> float:
     return -float(concluded is not None and concluded != judged.stated.letters)
 
 
-Term = Callable[[Judged], float]
+Term = Callable[[JudgedOutput], float]
 TERMS: Mapping[str, Term] = {term.__name__: term for term in (exact, format, partial, overlong, language, argues)}
 """Name, which is that of its weight under `reward`, -> term."""

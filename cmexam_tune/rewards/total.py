@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from cmexam_tune.config import RewardConfig
 from cmexam_tune.core.schema import Question
 from cmexam_tune.rewards.strict_answer import AnswerPlace
-from cmexam_tune.rewards.terms import TERMS, Judged, Output
+from cmexam_tune.rewards.terms import TERMS, JudgedOutput, Output
 
 DECISIVE = "exact"
 """The term that says right or wrong: a group in which it is the same for all outputs teaches nothing."""
@@ -30,7 +30,7 @@ class Reward:
 
     def term(self, name: str, question: Question, output: Output | str, step: int = 0) -> float:
         """Return what one term gives, not weighted; `partial` fades from step to step."""
-        value = TERMS[name](Judged.of(question, output, self.place))
+        value = TERMS[name](JudgedOutput.of(question, output, self.place))
         return value * self.fade(step) if name == FADING else value
 
     def terms(self, question: Question, output: Output | str, step: int = 0) -> dict[str, float]:

@@ -33,7 +33,7 @@ Cells = Mapping[str, float | tuple[float, ...] | None]
 
 
 @dataclass(frozen=True)
-class Scores:
+class SavedScores:
     """What a report.json holds, as far as it is collected."""
 
     overall: Cells
@@ -70,7 +70,7 @@ class Measured:
 
     entry: entries.Entry
     scores: Mapping[str, Score]
-    by_seed: tuple[Scores, ...]
+    by_seed: tuple[SavedScores, ...]
     """What the run of each seed scored that predicts answers."""
     pages: tuple[str, ...]
     """HTML reports, relative to the folder that was collected."""
@@ -93,9 +93,9 @@ class Measured:
         line = self.entry.printed(self.setting)
         return line.values if line else {}
 
-    def accuracies(self, facet: breakdowns.Definition) -> dict[breakdowns.Name, list[float]]:
+    def accuracies(self, facet: breakdowns.FacetDefinition) -> dict[breakdowns.FacetValue, list[float]]:
         """Return group -> accuracy in percent of each seed, where the questions hold this facet."""
-        accuracies: dict[breakdowns.Name, list[float]] = {}
+        accuracies: dict[breakdowns.FacetValue, list[float]] = {}
         for scores in self.by_seed:
             for column, groups in scores.by_facet.items():
                 if breakdowns.define(column).facet != facet.facet:
@@ -155,7 +155,7 @@ def _measured(entry: entries.Entry, reports: Mapping[str, Sequence[Path]], setti
     )
 
 
-def _caveats(entry: entries.Entry, report: Scores, overrides: Sequence[str]) -> Iterator[str]:
+def _caveats(entry: entries.Entry, report: SavedScores, overrides: Sequence[str]) -> Iterator[str]:
     """Yield how a run differs from what the paper measured, as far as its report says."""
     if report.published and report.published.get("caveat"):
         yield str(report.published["caveat"])
@@ -178,13 +178,13 @@ def _changed(entry: entries.Entry, recorded: Mapping[str, object], overrides: Se
     ]
 
 
-def read_report(path: Path) -> Scores:
+def read_report(path: Path) -> SavedScores:
     """Return the scores of a report.json.
 
     Raises:
         DataError: the file is damaged.
     """
-    return jsonl.read_one(path, Scores, "report")
+    return jsonl.read_one(path, SavedScores, "report")
 
 
 def _count(overall: Cells) -> int:

@@ -19,10 +19,10 @@ from gpu import CHATGLM_6B, LLAMA_7B
 from cmexam_tune import tiny
 from cmexam_tune.config import load_config
 from cmexam_tune.core import jsonl, schema
-from cmexam_tune.train import question_files
 from cmexam_tune.training import arguments, estimate
 from cmexam_tune.training.data.batches import TrainingData
 from cmexam_tune.training.data.encoding import Encoder
+from cmexam_tune.training.data.questions import question_files
 from cmexam_tune.training.run_directory import run
 
 LLAMA_13B = {

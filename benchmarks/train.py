@@ -57,18 +57,18 @@ def ready(job):
     """Model with LoRA, arguments and encoded rows: what every side starts from."""
     import torch
 
-    from cmexam_tune import train
     from cmexam_tune.models.families import Loaded
-    from cmexam_tune.training import arguments
+    from cmexam_tune.training import arguments, objectives
+    from cmexam_tune.training.data.questions import question_files
     from cmexam_tune.training.run_directory import run
 
     settings = recipe(job)
     torch.set_num_threads(job["threads"])
     Path(job["out"]).mkdir(parents=True, exist_ok=True)
-    args = arguments.build(settings, Path(job["out"]))
+    args = arguments.build(settings, objectives.named(settings.training.objective), Path(job["out"]))
     torch.manual_seed(1)
     family, method = run.parts(settings)
-    questions = list(train.question_files(settings)[0])
+    questions = list(question_files(settings)[0])
     loaded = family.load(settings.model, questions, str(args.device))
     if args.gradient_checkpointing:
         loaded.model.enable_input_require_grads()

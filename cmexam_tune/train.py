@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from cmexam_tune.config import Config, load_config
-from cmexam_tune.core import cli, jsonl, libraries
+from cmexam_tune.config import Config, DataConfig, load_config
+from cmexam_tune.core import cli, libraries
 from cmexam_tune.core.cli import Flag, Override, Recipe
-from cmexam_tune.core.errors import ConfigError, UserError
+from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.quality import contamination
 from cmexam_tune.training import objectives
-from cmexam_tune.training.data.questions import QuestionFiles
+from cmexam_tune.training.data.questions import question_files
 from cmexam_tune.training.run_directory import run as runs
 from cmexam_tune.training.run_directory import starting
 
@@ -56,7 +56,7 @@ def train(
         _note(f"{run.path}: this run has finished; nothing to do. --overwrite trains it again.")
         return run
     questions, validation = question_files(config)
-    _warn_of_questions(config)
+    _warn_of_questions(config.data, config.model.adapter_name_or_path)
     from cmexam_tune.training import loop
 
     return loop.fit(run, questions, validation, overwrite=overwrite, trusted=trust_checkpoint)
@@ -98,45 +98,15 @@ def decide_evaluation(config: Config) -> Config:
     return replace(config, training=replace(training, arguments=arguments))
 
 
-def question_files(config: Config) -> tuple[QuestionFiles, QuestionFiles]:
-    """Return the training and the validation questions; nothing is read yet.
-
-    Raises:
-        UserError: a file that is missing or empty, or no training file at all.
-    """
-    data = config.data
-    if not data.train:
-        raise ConfigError("data.train: name at least one questions file, as `cmexam-tune preprocess` writes them.")
-    for path in data.train:
-        jsonl.check(path, "data.train file")
-    for path in data.validation:
-        try:
-            jsonl.check(path, "data.validation file")
-        except UserError as error:
-            raise type(error)(f"{error} `data.validation=[]` trains without validation.") from None
-    shuffle_seed = config.training.seed if data.shuffle_options else None
-    return (
-        QuestionFiles(data.train, data.max_train_samples, "train", data.mixture, shuffle_seed),
-        QuestionFiles(data.validation, data.max_eval_samples, "validation"),
-    )
-
-
-def _warn_of_questions(config: Config) -> None:
-    """Tell which questions are better not trained on: held out, with a doubtful key, or learnt before."""
+def _warn_of_questions(data: DataConfig, adapter: str | None) -> None:
+    """Tell which questions are better not trained on: held out, with a doubtful key, or learnt before by `adapter`."""
     if os.environ.get("RANK", "0") != "0":
         return
-    held_out = [path for path in (*config.data.validation, *config.data.test) if Path(path).is_file()]
-    for text in contamination.warnings(config.data.train, held_out, _learnt_before(config)):
+    # Test files often lie elsewhere than where one trains; a warning is no reason to ask for them.
+    held_out = [path for path in (*data.validation, *data.test) if Path(path).is_file()]
+    earlier = [path for path in runs.learnt_files(adapter) if Path(path).is_file()]
+    for text in contamination.warnings(data.train, held_out, earlier):
         cli.note(text)
-
-
-def _learnt_before(config: Config) -> list[str]:
-    """Return the files that were trained on by the run whose adapter is gone on from, and by those before it."""
-    adapter, files = config.model.adapter_name_or_path, dict[Path, tuple[str, ...]]()
-    while adapter and (folder := Path(adapter).parent) not in files and (folder / runs.CONFIG).is_file():
-        earlier = runs.open_run(folder).config
-        files[folder], adapter = earlier.data.train, earlier.model.adapter_name_or_path
-    return [path for paths in files.values() for path in paths if Path(path).is_file()]
 
 
 EXAMPLES = """examples:
@@ -197,7 +167,7 @@ def main(
         experiment = decide_evaluation(experiment)
         starting.resolve_run(experiment, **{name: options.get(name, False) for name in ("overwrite", "resume")})
         questions, _ = question_files(experiment)
-        _warn_of_questions(experiment)
+        _warn_of_questions(experiment.data, experiment.model.adapter_name_or_path)
         from cmexam_tune.training import estimate
 
         cli.say(str(estimate.dry_run(experiment, questions, card)))

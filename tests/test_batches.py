@@ -11,10 +11,11 @@ import training_kit
 
 torch = pytest.importorskip("torch")
 
-from cmexam_tune import config, tiny, train
+from cmexam_tune import config, tiny
 from cmexam_tune.models.families import Loaded
 from cmexam_tune.training import logits
 from cmexam_tune.training.data.encoding import label_count, length
+from cmexam_tune.training.data.questions import question_files
 from cmexam_tune.training.data.sampler import (
     StepLayout,
     StepSampler,
@@ -108,7 +109,7 @@ def prepared(folder: Path, name: str, method: str) -> tuple[config.Config, Any, 
         folder, tuning=METHODS[method], model__family=name.rstrip("2"), model__model_name_or_path=str(folder / name)
     )
     family, tuning = run.parts(settings)
-    questions = list(train.question_files(settings)[0])
+    questions = list(question_files(settings)[0])
     torch.manual_seed(0)
     loaded = family.load(settings.model, questions)
     rows = list(family.encode(loaded, questions, settings.prompt, settings.model).rows)

@@ -18,9 +18,10 @@ torch = pytest.importorskip("torch")
 from cmexam_tune import config, tiny
 from cmexam_tune import train as program
 from cmexam_tune.core.errors import UserError
-from cmexam_tune.train import question_files, train
+from cmexam_tune.train import train
 from cmexam_tune.training import arguments, estimate
 from cmexam_tune.training.data import batches, encoding
+from cmexam_tune.training.data.questions import question_files
 from cmexam_tune.training.run_directory import run as runs
 from cmexam_tune.training.trainer import ExamTrainer
 
@@ -143,7 +144,8 @@ def test_buffers_are_those_that_deepspeed_holds(folder: Path, tmp_path: Path) ->
 PEAK = """
 import re, sys
 from pathlib import Path
-from cmexam_tune.train import question_files, train
+from cmexam_tune.train import train
+from cmexam_tune.training.data.questions import question_files
 from cmexam_tune.config import load_config
 from cmexam_tune.training import estimate
 

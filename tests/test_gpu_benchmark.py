@@ -14,8 +14,8 @@ torch = pytest.importorskip("torch")
 sys.path.insert(0, str(training_kit.ROOT / "benchmarks"))
 import gpu
 
-from cmexam_tune.train import question_files
 from cmexam_tune.training import estimate
+from cmexam_tune.training.data.questions import question_files
 
 FAKE_ENGINE = Path(__file__).with_name("fake_engine.py")
 PROGRAM = training_kit.ROOT / "benchmarks" / "gpu.py"

@@ -21,9 +21,9 @@ from cmexam_tune.core import jsonl
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.core.schema import Question
 from cmexam_tune.prompts.order import shuffled
-from cmexam_tune.train import question_files, train
+from cmexam_tune.train import train
 from cmexam_tune.training import estimate
-from cmexam_tune.training.data.questions import QuestionFiles
+from cmexam_tune.training.data.questions import QuestionFiles, question_files
 from cmexam_tune.training.data.sampler import Mixture, StepLayout, StepSampler
 
 # --- mixture ------------------------------------------------------------------------------------------------------

@@ -397,24 +397,26 @@ def test_nothing_to_learn_ends_the_run() -> None:
 
 
 def test_defaults_that_differ_from_trl(world: Path, tmp_path: Path) -> None:
-    args: Any = arguments.build(config_of(world, tmp_path, "grpo"), tmp_path)
+    args: Any = arguments.build(config_of(world, tmp_path, "grpo"), objectives.named("grpo"), tmp_path)
     assert (args.scale_rewards, args.loss_type, args.epsilon_high, args.disable_dropout) == (
         "none",
         "dr_grpo",
         0.28,
         True,
     )
-    args = arguments.build(config_of(world, tmp_path, "grpo", training={"loss_type": "dapo"}), tmp_path)
+    args = arguments.build(
+        config_of(world, tmp_path, "grpo", training={"loss_type": "dapo"}), objectives.named("grpo"), tmp_path
+    )
     assert args.loss_type == "dapo"
 
 
 def test_a_step_has_so_many_questions(world: Path, tmp_path: Path) -> None:
     training = {"global_batch_size": 4, "num_generations": 8, "per_device_train_batch_size": 4}
-    args = arguments.build(config_of(world, tmp_path, "grpo", training=training), tmp_path)
+    args = arguments.build(config_of(world, tmp_path, "grpo", training=training), objectives.named("grpo"), tmp_path)
     assert args.gradient_accumulation_steps == 8
     with pytest.raises(ConfigError, match=r"24 rows .* no multiple of training\.per_device_train_batch_size=16"):
         training = {"global_batch_size": 3, "num_generations": 8, "per_device_train_batch_size": 16}
-        arguments.build(config_of(world, tmp_path, "grpo", training=training), tmp_path)
+        arguments.build(config_of(world, tmp_path, "grpo", training=training), objectives.named("grpo"), tmp_path)
 
 
 def test_the_dry_run_says_what_is_written(world: Path, tmp_path: Path) -> None:

@@ -24,7 +24,8 @@ from cmexam_tune import config
 from cmexam_tune import train as program
 from cmexam_tune.core.errors import ConfigError, UserError
 from cmexam_tune.train import train
-from cmexam_tune.training import arguments, callbacks, checkpoints, estimate
+from cmexam_tune.training import arguments, callbacks, checkpoints, estimate, objectives
+from cmexam_tune.training.data.questions import question_files
 from cmexam_tune.training.run_directory import run as runs
 from cmexam_tune.training.run_directory import starting
 
@@ -387,7 +388,7 @@ def test_liger_gets_the_base_model_where_it_has_kernels_for_it(
     assert losses(fused) == pytest.approx(losses(plain), rel=1e-5)
     kinds.MODEL_TYPE_TO_APPLY_LIGER_FN = {"qwen2": apply}
     refused = training_kit.recipe(folder, out=str(folder / "refused"), **chosen)
-    for refuse in (lambda: train(refused), lambda: estimate.dry_run(refused, program.question_files(refused)[0])):
+    for refuse in (lambda: train(refused), lambda: estimate.dry_run(refused, question_files(refused)[0])):
         with pytest.raises(ConfigError, match=r"use_liger_kernel: Liger 0\.8\.5 has no kernels for .* type llama"):
             refuse()
 
@@ -439,8 +440,9 @@ def test_numbers_that_cannot_be_are_refused_at_once(recipe_file: str, tmp_path: 
 def test_a_loss_of_token_labels_is_refused_for_a_classifier() -> None:
     smoothed = config.load_config("head_bert", ["training.label_smoothing_factor=0.1"])
     with pytest.raises(ConfigError, match=r"label_smoothing_factor: has no effect on family bert.* Leave it out\."):
-        arguments.check_supported(smoothed)
-    arguments.check_supported(config.load_config("head_bert", ["training.label_smoothing_factor=0"]))
+        arguments.check_supported(smoothed, *runs.parts(smoothed), objectives.named("sft"))
+    plain = config.load_config("head_bert", ["training.label_smoothing_factor=0"])
+    arguments.check_supported(plain, *runs.parts(plain), objectives.named("sft"))
 
 
 def test_a_run_works_from_any_folder(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -11,15 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import Trainer, TrainingArguments, integrations
+from transformers import PreTrainedModel, Trainer, TrainingArguments, integrations
 from transformers.utils.import_utils import is_liger_kernel_available
 
 from cmexam_tune.config import Config, PromptConfig, TrainingConfig, recipe_folders
 from cmexam_tune.core import cli, documents
 from cmexam_tune.core.errors import ConfigError, first_line
 from cmexam_tune.core.variants import suggest
-from cmexam_tune.models import adapters, checkpoint, device, families
+from cmexam_tune.models import checkpoint, device
 from cmexam_tune.models.adapters import Method
+from cmexam_tune.models.families import Family
 from cmexam_tune.models.prefix import MODULE
 from cmexam_tune.training import objectives
 from cmexam_tune.training.data.sampler import StepLayout
@@ -29,17 +30,17 @@ MAX_BUCKET = 500_000_000
 STAGES = ("zero2", "zero3", "zero3_offload")
 
 
-def build(config: Config, output_dir: Path) -> TrainingArguments:
+def build(config: Config, objective: objectives.Objective, output_dir: Path) -> TrainingArguments:
     """Return the arguments of the Trainer, with what the card and this project decide filled in.
 
     Args:
         config: the experiment.
+        objective: what it learns from.
         output_dir: the run folder.
 
     Raises:
         ConfigError: values that the library or the card refuses.
     """
-    objective = objectives.named(config.training.objective)
     values = _values(config, objective, Card.here(bool(config.training.arguments.get("use_cpu"))))
     if values.get("deepspeed"):
         values["deepspeed"] = str(deepspeed_path(str(values["deepspeed"])))
@@ -138,23 +139,22 @@ def _class_of(objective: objectives.Objective) -> Callable[..., TrainingArgument
     return trl_class
 
 
-def check(config: Config, card: "Card", model: Any) -> None:
+def check(config: Config, objective: objectives.Objective, card: "Card", model: PreTrainedModel) -> None:
     """Refuse what `fit` refuses before its first step, for a card that need not be here; nothing is started.
 
     Args:
-        config: what is to be trained.
+        config: what is to be trained, which `check_supported` has let through.
+        objective: what it learns from.
         card: what on.
         model: with what is tuned in it, which may be on the device `meta`.
 
     Raises:
         ConfigError: values that transformers, the tuning method or the card refuses.
     """
-    check_supported(config)
     if config.model.load_in_4bit and not card.computes_4bit:
         raise device.no_4bit(card.name)
-    objective = objectives.named(config.training.objective)
     values = _values(config, objective, card)
-    check_kernels(config, model)
+    check_kernels(config.training, model)
     if values.get("deepspeed"):
         deepspeed_path(str(values.pop("deepspeed")))
     # transformers would wait for the other processes that a launcher starts, and look for the card.
@@ -168,13 +168,13 @@ def check(config: Config, card: "Card", model: Any) -> None:
         os.environ.update(alone)
 
 
-def check_kernels(config: Config, model: Any) -> None:
+def check_kernels(training: TrainingConfig, model: PreTrainedModel) -> None:
     """Refuse Liger for a kind of model that it has no kernels for: it would change nothing, and say so in its log only.
 
     Raises:
         ConfigError: such a model.
     """
-    if config.training.arguments.get("use_liger_kernel"):
+    if training.arguments.get("use_liger_kernel"):
         known = importlib.import_module("liger_kernel.transformers.monkey_patch").MODEL_TYPE_TO_APPLY_LIGER_FN
         if (kind := model.config.model_type) not in known:
             raise ConfigError(
@@ -183,10 +183,13 @@ def check_kernels(config: Config, model: Any) -> None:
             )
 
 
-def check_supported(config: Config) -> None:
-    """Refuse what would only fail, or train something else than was asked for, once the weights are loaded."""
+def check_supported(config: Config, family: Family, method: Method, objective: objectives.Objective) -> None:
+    """Refuse what would only fail, or train something else than was asked for, once the weights are loaded.
+
+    Raises:
+        ConfigError: settings that family, tuning method, objective or this project have no way to train.
+    """
     values = config.training.arguments
-    method = adapters.named(str(config.tuning.method))
     if config.model.load_in_4bit and not method.trains_beside_4bit:
         raise ConfigError(
             f"model.load_in_4bit: weights of 4 bits are frozen and read by LoRA only, not by "
@@ -200,7 +203,7 @@ def check_supported(config: Config) -> None:
     if values.get("fsdp"):
         raise ConfigError("training.fsdp: not supported here. To share out weights set training.deepspeed=zero3.")
     method.check(values)
-    objectives.named(config.training.objective).check(config, families.named(config.model.family), method)
+    objective.check(config, family, method)
 
 
 # Number formats

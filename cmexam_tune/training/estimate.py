@@ -162,11 +162,13 @@ def dry_run(config: Config, questions: QuestionFiles, card_name: str | None = No
     world = int(os.environ.get("WORLD_SIZE", "1"))
     local = int(os.environ.get("LOCAL_WORLD_SIZE", world))
     family, method = run.parts(config)
+    objective = objectives.named(training.objective)
+    arguments.check_supported(config, family, method, objective)
     # An adapter under the base adds no parameters once it is merged.
     loaded = family.load(dataclasses.replace(config.model, adapter_name_or_path=None), questions, device="meta")
     with torch.device("meta"):
         model: Any = method.attach(loaded.model, family, config.tuning.settings)
-    arguments.check(config, card, model)
+    arguments.check(config, objective, card, model)
     with tempfile.TemporaryDirectory() as cache:
         encoder = Encoder(config.prompt, config.model, family, loaded, Path(cache), config.data.num_workers)
         encoded = encoder.encode(questions)
@@ -199,7 +201,7 @@ def dry_run(config: Config, questions: QuestionFiles, card_name: str | None = No
         truncation="\n".join(
             [
                 truncation_table(encoded.truncation, config.prompt),
-                *objectives.named(training.objective).foreseen(config, model.config, max(encoded.lengths)),
+                *objective.foreseen(config, model.config, max(encoded.lengths)),
             ]
         ),
         card=card,

@@ -15,7 +15,6 @@ from cmexam_tune.config import ModelConfig
 from cmexam_tune.core import cli, files
 from cmexam_tune.core.errors import ConfigError, TrainingStopped, UserError, first_line
 from cmexam_tune.models import checkpoint
-from cmexam_tune.models.adapters import Method
 from cmexam_tune.models.families import Family, Loaded
 from cmexam_tune.training import arguments as arguments_of
 from cmexam_tune.training import callbacks, checkpoints, objectives, processes, selfcheck
@@ -54,8 +53,10 @@ def fit(
         KeyboardInterrupt: a signal asked for it; a checkpoint is kept.
     """
     config = run.config
-    arguments_of.check_supported(config)
-    args = arguments_of.build(config, run.path)
+    family, method = runs.parts(config)
+    objective = objectives.named(config.training.objective)
+    arguments_of.check_supported(config, family, method, objective)
+    args = arguments_of.build(config, objective, run.path)
     first, device = args.process_index == 0, arguments_of.Card.here(args.use_cpu).name
 
     processes.check_shared(run.path)
@@ -68,12 +69,11 @@ def fit(
     deepspeed = bool(args.deepspeed)
     resume = None if overwrite else checkpoints.find_resumable(run.path, deepspeed=deepspeed, trusted=trusted)
 
-    family, method = runs.parts(config)
     # Before loading: a new head, LoRA matrices and prefixes are drawn from the global random state.
     set_seed(args.seed)
     base = load_base(family, config.model, train, args)
     model: Any = method.attach(base.model, family, config.tuning.settings)
-    arguments_of.check_kernels(config, model)
+    arguments_of.check_kernels(config.training, model)
     arguments_of.fit_deepspeed(args, model)
     if first:
         for line in arguments_of.harmful_settings(config.training, method, args, model):
@@ -81,7 +81,7 @@ def fit(
     loaded = Loaded(model, base.tokenizer)
 
     cache = Path(config.data.cache_dir) if config.data.cache_dir else run.path / starting.CACHE
-    trainer = _make_trainer(Task(config, family, loaded, args, train, validation, cache))
+    trainer = _make_trainer(objective, Task(config, family, method, loaded, args, train, validation, cache))
     with contextlib.ExitStack() as stack:
         if first:
             cli.note(trainer.summary())
@@ -93,7 +93,7 @@ def fit(
         # `acquire_run` may have renamed the folder that was there; only now may others write into it.
         processes.barrier()
         metrics = _take_steps(trainer, resume)
-        _finish(run, trainer, method, metrics)
+        _finish(run, trainer, metrics)
     return run
 
 
@@ -127,9 +127,9 @@ def _unpartitioned(args: TrainingArguments) -> Iterator[None]:
         untyped.set_hf_deepspeed_config(args.hf_deepspeed_config)
 
 
-def _make_trainer(task: Task) -> SafeTrainer:
+def _make_trainer(objective: objectives.Objective, task: Task) -> SafeTrainer:
     try:
-        trainer = objectives.named(task.config.training.objective).trainer(task)
+        trainer = objective.trainer(task)
         trainer.try_optimizer()
     except torch.OutOfMemoryError as error:
         raise checkpoint.unloadable(task.config.model.model_name_or_path, error) from None
@@ -186,7 +186,7 @@ def _take_steps(trainer: SafeTrainer, resume: Path | None) -> dict[str, float]:
     return dict(result.metrics)
 
 
-def _finish(run: runs.Run, trainer: SafeTrainer, method: Method, metrics: dict[str, float]) -> None:
+def _finish(run: runs.Run, trainer: SafeTrainer, metrics: dict[str, float]) -> None:
     """Write what training leaves, the Trainer's state last: its presence says that all is there."""
     state_dict = trainer.state_dict_on_rank0()
     args = trainer.args
@@ -198,7 +198,7 @@ def _finish(run: runs.Run, trainer: SafeTrainer, method: Method, metrics: dict[s
     if args.process_index == 0:
         labels = trainer.loaded.model.config.id2label if trainer.family.task == "classify" else None
         card = runs.Card.of(run.config, checkpoint.tokenizer_hash(trainer.loaded.tokenizer), labels)
-        selfcheck.save_and_verify(run.adapter, trainer, method, state_dict, card)
+        selfcheck.save_and_verify(run.adapter, trainer, state_dict, card)
         files.write_json(run.path / runs.METRICS, metrics)
         trainer.state.save_to_json(str(run.path / f".{runs.STATE}"))
         with files.atomic_write(run.path / "loss.svg") as handle:

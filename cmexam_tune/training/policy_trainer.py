@@ -16,7 +16,7 @@ from trl.models import unwrap_model_for_generation
 from cmexam_tune.core import cli
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.core.schema import Question
-from cmexam_tune.models import Loaded, adapters
+from cmexam_tune.models import Loaded
 from cmexam_tune.models.features import Ids
 from cmexam_tune.models.generation.decoder import Decoder
 from cmexam_tune.rewards import Output, Reward
@@ -114,8 +114,7 @@ class PolicyTrainer(TRLTrainer, GRPOTrainer):  # type: ignore[misc]
         state = self.state_dict_on_rank0()
         if self.args.process_index == 0:
             gathered = state if self.is_deepspeed_enabled else None
-            method = adapters.named(str(self.config.tuning.method))
-            self._served_name = self.server.load(lambda place: method.save(self.unwrapped_model, place, gathered))
+            self._served_name = self.server.load(lambda place: self.method.save(self.unwrapped_model, place, gathered))
         self._served_name = broadcast_object_list([self._served_name])[0]
 
     def written_by_server(self, prompt_ids: Sequence[Ids]) -> tuple[list[Ids], list[list[float]]]:

@@ -35,7 +35,8 @@ class SafeTrainer(Trainer):
 
     def __init__(self, task: Task, **options: Any) -> None:
         """Take what is trained; `options` go to the Trainer."""
-        self.config, self.family, self.loaded = task.config, task.family, task.loaded
+        self.config, self.loaded = task.config, task.loaded
+        self.family, self.method = task.family, task.method
         self.training_files = task.train.paths
         self.validation_questions = list(task.validation)
         self.run_folder = Path(str(task.arguments.output_dir))

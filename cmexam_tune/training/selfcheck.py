@@ -11,7 +11,6 @@ import torch
 
 from cmexam_tune.core import files
 from cmexam_tune.core.errors import TrainingStopped
-from cmexam_tune.models.adapters import Method
 from cmexam_tune.training import checkpoints
 from cmexam_tune.training.run_directory import run as runs
 
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 def save_and_verify(
     adapter: Path,
     trainer: "SafeTrainer",
-    method: Method,
     state_dict: Mapping[str, torch.Tensor],
     card: runs.Card,
 ) -> None:
@@ -30,8 +28,7 @@ def save_and_verify(
 
     Args:
         adapter: folder that it will have; one that is there is replaced.
-        trainer: holds the trained model.
-        method: writes and reads the adapter.
+        trainer: holds the trained model, and the method that writes and reads the adapter.
         state_dict: the trained parameters, gathered from all processes.
         card: what is stored with the adapter.
 
@@ -43,7 +40,7 @@ def save_and_verify(
         raise TrainingStopped(f"{run}: the adapter would be empty or all zero. The last checkpoint is kept.")
     if broken := [name for name, value in state_dict.items() if not value.isfinite().all()]:
         raise TrainingStopped(f"{run}: {broken[0]} holds NaN or infinity, the adapter would be worthless.")
-    model = trainer.unwrapped_model
+    model, method = trainer.unwrapped_model, trainer.method
     gathered = None
     if trainer.is_deepspeed_enabled:
         # What DeepSpeed has in the model is rounded to half precision, or not there at all.
@@ -61,14 +58,14 @@ def save_and_verify(
             raise TrainingStopped(f"{run}: {method} wrote no weights.")
         if not trainer.zero3:
             # Under ZeRO-3 this process holds a part of the base, and cannot run a forward pass by itself.
-            _check_logits(staged, trainer, method, state_dict)
+            _check_logits(staged, trainer, state_dict)
         if adapter.exists():
             shutil.rmtree(adapter)
         staged.rename(adapter)
 
 
 @torch.no_grad()
-def _check_logits(saved: Path, trainer: "SafeTrainer", method: Method, state_dict: Mapping[str, torch.Tensor]) -> None:
+def _check_logits(saved: Path, trainer: "SafeTrainer", state_dict: Mapping[str, torch.Tensor]) -> None:
     """Zero the trained parameters, read them back from `saved`, and compare the logits of one question.
 
     Zeroed first: parameters that `method.load` forgets would otherwise still be right in memory.
@@ -82,7 +79,7 @@ def _check_logits(saved: Path, trainer: "SafeTrainer", method: Method, state_dic
     for parameter in trained.values():
         parameter.zero_()
     try:
-        method.load(model, saved)
+        trainer.method.load(model, saved)
         after = trainer.probe_logits()
     finally:
         for name, value in state_dict.items():

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cmexam_tune.config import Config
+from cmexam_tune.models.adapters import Method
 from cmexam_tune.models.families import Family, Loaded
 from cmexam_tune.training.data.questions import QuestionFiles
 
@@ -18,6 +19,7 @@ class Task:
 
     config: Config
     family: Family
+    method: Method
     loaded: Loaded
     arguments: "TrainingArguments"
     train: QuestionFiles

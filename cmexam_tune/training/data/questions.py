@@ -4,8 +4,9 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from cmexam_tune.config import Config
 from cmexam_tune.core import files, jsonl
-from cmexam_tune.core.errors import ConfigError
+from cmexam_tune.core.errors import ConfigError, UserError
 from cmexam_tune.core.schema import Question
 from cmexam_tune.prompts.order import shuffled
 
@@ -54,3 +55,27 @@ class QuestionFiles:
         """Return a checksum of what is yielded: the files' content and order, the limit, the order of the options."""
         parts = [*(files.sha256(path) for path in self.paths), str(self.limit), str(self.shuffle_seed)]
         return hashlib.sha256(" ".join(parts).encode()).hexdigest()
+
+
+def question_files(config: Config) -> tuple[QuestionFiles, QuestionFiles]:
+    """Return the training and the validation questions of a config; nothing is read yet.
+
+    Raises:
+        UserError: a file that is missing or empty, or no training file at all.
+    """
+    data = config.data
+    if not data.train:
+        raise ConfigError("data.train: name at least one questions file, as `cmexam-tune preprocess` writes them.")
+    for path in data.train:
+        jsonl.check(path, "data.train file")
+    for path in data.validation:
+        try:
+            jsonl.check(path, "data.validation file")
+        except UserError as error:
+            raise type(error)(f"{error} `data.validation=[]` trains without validation.") from None
+    shuffle_seed = config.training.seed if data.shuffle_options else None
+    return (
+        QuestionFiles(data.train, data.max_train_samples, "train", data.mixture, shuffle_seed),
+        # Validation keeps the exam's own order, so that its accuracy is the one that `predict` and `evaluate` give.
+        QuestionFiles(data.validation, data.max_eval_samples, "validation"),
+    )

@@ -133,6 +133,16 @@ def open_run(folder: str | Path, overrides: Sequence[str] = ()) -> Run:
     return Run(path, load_config((path / CONFIG).resolve(), overrides))
 
 
+def learnt_files(adapter: str | None) -> list[str]:
+    """Return the question files that an adapter of a run was trained on, with those of the adapters under it."""
+    files_of_run: dict[Path, tuple[str, ...]] = {}
+    # A folder that comes again ends it: a run may have replaced the one whose adapter it went on from.
+    while adapter and (folder := Path(adapter).parent) not in files_of_run and (folder / CONFIG).is_file():
+        config = open_run(folder).config
+        files_of_run[folder], adapter = config.data.train, config.model.adapter_name_or_path
+    return [path for paths in files_of_run.values() for path in paths]
+
+
 def reports(path: Path) -> list[Path]:
     """Return the reports about a run, the oldest first: in its folder, or beside it as `recipes/run.sh` writes them."""
     beside = path.absolute().parent.glob("report*/report.json") if path.absolute().name == "run" else ()

@@ -99,14 +99,15 @@ def random_weights():
 
     from cmexam_tune.models import attention, checkpoint
 
-    def make(auto, model, config, device="cpu", may_miss=None):
+    def make(source, auto, config, device="cpu", may_miss=None):
+        model = source.model
         torch.manual_seed(0)
         build = auto._from_config if issubclass(auto, PreTrainedModel) else auto.from_config
         chosen = model.attn_implementation if device == "meta" else attention.suited(model.attn_implementation)
         with torch.device(device):
             return build(config, dtype=checkpoint.dtype(model), attn_implementation=chosen)
 
-    checkpoint.read_weights = make
+    checkpoint.Checkpoint.weights = make
 
 
 def job_of(check, job):
@@ -163,8 +164,8 @@ def reason_to_skip(check, job):
 
 def check_train(check, job):
     """Steps of training, their speed and memory, beside what --dry-run says of them."""
-    from cmexam_tune.train import question_files
     from cmexam_tune.training import estimate
+    from cmexam_tune.training.data.questions import question_files
 
     job = job_of(check, job)
     settings = sides.recipe(job)

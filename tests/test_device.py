@@ -46,7 +46,7 @@ assert callbacks.peak_memory() == 7 << 30 and device.free_memory() == 62 << 30
 device.set_rng_states(device.rng_states()); device.empty_cache()
 assert calls[-2:] == [["state"], "emptied"]
 try:
-    checkpoint._quantised(ModelConfig(family="llama", model_name_or_path="x", load_in_4bit=True))
+    checkpoint._quantised(ModelConfig(family="llama", model_name_or_path="x", load_in_4bit=True), None)
 except ConfigError as error:
     print(error)
 """

@@ -61,6 +61,11 @@ def test_released_sizes(kind: str, values: dict[str, Any], parameters: int) -> N
         assert isinstance(model.lm_head, baichuan.NormHead) == (config.vocab_size == 125696)
 
 
+def read(model: ModelConfig) -> Any:
+    source = checkpoint.Checkpoint(model)
+    return source.weights(AutoModelForCausalLM, source.config())
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_checkpoint_is_loaded_by_its_config_alone(kind: str, tmp_path: Path) -> None:
     """Also where config.json names Python that is not there: nothing of it is asked for."""
@@ -71,7 +76,7 @@ def test_a_checkpoint_is_loaded_by_its_config_alone(kind: str, tmp_path: Path) -
     values["auto_map"] = {"AutoConfig": "configuration_x.X", "AutoModelForCausalLM": "modeling_x.X"}
     path.write_text(json.dumps(values))
     named = ModelConfig("llama", str(tmp_path))
-    again = checkpoint.read_weights(AutoModelForCausalLM, named, checkpoint.read_config(named)).eval()
+    again = read(named).eval()
     assert torch.equal(again(input_ids=IDS).logits, model(input_ids=IDS).logits)
     names = load_file(tmp_path / "model.safetensors")
     if kind in FUSED:
@@ -290,7 +295,7 @@ def test_flash_attention_has_no_alibi(tmp_path: Path) -> None:
     make("baichuan2_alibi").save_pretrained(tmp_path)
     named = ModelConfig("llama", str(tmp_path), attn_implementation="flash_attention_2")
     with pytest.raises(UserError, match=r"flash_attention_2 has no ALiBi"):
-        checkpoint.read_weights(AutoModelForCausalLM, named, checkpoint.read_config(named))
+        read(named)
 
 
 def test_more_words_keep_the_normalised_head() -> None:

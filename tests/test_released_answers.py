@@ -30,7 +30,7 @@ ROUNDING = {torch.float32: 1e-4, torch.float16: 0.05, torch.bfloat16: 0.4}
 
 def world(kind: str, dtype: torch.dtype, **generation: Any) -> tuple[Loaded, Config]:
     config = make_config(prompt__max_target_length=8, prompt__max_source_length=1000, generation=generation)
-    tokenizer = checkpoint.read_tokenizer(config.model)
+    tokenizer = checkpoint.Checkpoint(config.model).tokenizer()
     model = make(kind, positions=4096, vocab_size=len(tokenizer)).to(dtype)
     return Loaded(model, tokenizer), config
 

@@ -45,7 +45,8 @@ def golden(name: str) -> dict[str, Any]:
 
 def loaded(folder: Path, **settings: Any) -> Any:
     model = ModelConfig("llama", str(folder), **settings)
-    return checkpoint.read_weights(AutoModelForCausalLM, model, checkpoint.read_config(model)).eval()
+    source = checkpoint.Checkpoint(model)
+    return source.weights(AutoModelForCausalLM, source.config()).eval()
 
 
 @pytest.mark.parametrize("name", MODELS)

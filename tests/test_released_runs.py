@@ -149,7 +149,7 @@ def test_baichuan2_with_adapters(folder: Path, method: str) -> None:
         assert not programs.main([*export, str(merged), "--format", format])
         whole = ["--config", "lora_baichuan2.yaml", f"model.model_name_or_path={merged}"]
         assert predicted(folder, whole, f"merged_{format}.jsonl") == answers
-        tokenizer = checkpoint.read_tokenizer(ModelConfig("llama", str(merged)))
+        tokenizer = checkpoint.Checkpoint(ModelConfig("llama", str(merged))).tokenizer()
         assert isinstance(tokenizer, released.RoleTokenizer)
     before, after = (load_file(place / "model.safetensors") for place in (folder / model, folder / "merged_released"))
     assert set(after) == set(before)

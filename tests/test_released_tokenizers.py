@@ -52,7 +52,7 @@ def folder_of(name: str, folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folders = {name: folder_of(name, tmp_path_factory.mktemp(name)) for name in FILES}
-    return {name: checkpoint.read_tokenizer(ModelConfig("llama", str(path))) for name, path in folders.items()}
+    return {name: checkpoint.Checkpoint(ModelConfig("llama", str(path))).tokenizer() for name, path in folders.items()}
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,7 @@ def test_saved_as_tokenizer_json(name: str, tokenizers: dict[str, Any], golden: 
 def saved(tokenizer: Any, folder: Path) -> tuple[Any, Any]:
     """Return a tokenizer as we read it after saving, and as plain transformers does."""
     tokenizer.save_pretrained(folder)
-    again = checkpoint.read_tokenizer(ModelConfig("llama", str(folder)))
+    again = checkpoint.Checkpoint(ModelConfig("llama", str(folder))).tokenizer()
     assert isinstance(again, released.RoleTokenizer)
     assert checkpoint.tokenizer_hash(again) == checkpoint.tokenizer_hash(tokenizer)
     return again, AutoTokenizer.from_pretrained(folder)
@@ -164,11 +164,11 @@ def test_damaged_files(tmp_path: Path) -> None:
     folder = folder_of("baichuan2", tmp_path)
     (folder / "tokenizer.model").write_bytes(b"\xff" * 99)
     with pytest.raises(UserError, match=r"no usable tokenizer \(tokenizer\.model is no sentencepiece model"):
-        checkpoint.read_tokenizer(ModelConfig("llama", str(folder)))
+        checkpoint.Checkpoint(ModelConfig("llama", str(folder))).tokenizer()
     folder_of("qwen1", tmp_path)
     (folder / "qwen.tiktoken").write_bytes(b"not base64 at all\n")
     with pytest.raises(UserError, match="no usable tokenizer"):
-        checkpoint.read_tokenizer(ModelConfig("llama", str(folder)))
+        checkpoint.Checkpoint(ModelConfig("llama", str(folder))).tokenizer()
 
 
 def test_ranks_by_hand(tmp_path: Path) -> None:

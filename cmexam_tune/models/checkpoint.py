@@ -6,10 +6,10 @@ import json
 import os
 import struct
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -41,72 +41,157 @@ LOADING = (
 )  # fmt: skip
 """What transformers, PEFT and torch raise for files that are missing, damaged, or hold something of another kind."""
 
+Made = TypeVar("Made", PreTrainedModel, tuple[PreTrainedModel, Mapping[str, Any]])
+"""A model, or a model and transformers' loading info."""
 VOLATILE = ("name_or_path", "is_local", "_commit_hash", "local_files_only")
 """What a saved tokenizer says of where it came from."""
 
 
-def raw_config(model: ModelConfig) -> dict[str, Any]:
-    """Return the checkpoint's config.json as it is, or what a GGUF file has in its place.
+class Checkpoint:
+    """What `model.model_name_or_path` names, found once: a folder, a GGUF file, or a model of the hub."""
 
-    Raises:
-        UserError: no such folder or hub name, or a folder that holds no model.
-    """
-    name = model.model_name_or_path
-    checkpoint_validation.check_place(name)
-    path = Path(name).expanduser()
-    if (file := gguf.find(name)) is not None:
+    def __init__(self, model: ModelConfig) -> None:
+        """Find it; nothing is read yet.
+
+        Raises:
+            UserError: there is no such folder or hub name, or a file that cannot be read here.
+        """
+        self.model = model
+        self.gguf = checkpoint_validation.check_place(model.model_name_or_path)
+        """The GGUF file, if it is one."""
+        folder = Path(model.model_name_or_path).expanduser()
+        self.place = str(folder) if folder.is_dir() else model.model_name_or_path
+        """The folder or hub name, as the libraries take it."""
+
+    @functools.cached_property
+    def raw_config(self) -> dict[str, Any]:
+        """Its config.json as it is, or what a GGUF file has in its place.
+
+        Raises:
+            UserError: a folder that holds no model, or a name that the hub does not know.
+        """
+        name = self.model.model_name_or_path
+        if self.gguf is not None:
+            try:
+                return gguf.read_config(self.gguf)
+            except LOADING as error:
+                raise UserError(
+                    f"model.model_name_or_path={self.gguf}: cannot be read ({first_line(error)}). The file is damaged "
+                    "or not whole, or transformers does not read GGUF files of this architecture."
+                ) from None
+        path = Path(self.place)
+        if path.is_dir():
+            if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
+                raise UserError(
+                    f"model.model_name_or_path={name}: holds an adapter, not a model. Name its base model here and the "
+                    f"adapter in model.adapter_name_or_path."
+                )
+            if not (path / "config.json").is_file():
+                raise UserError(f"model.model_name_or_path={name}: holds no config.json, so it is no checkpoint.")
+            checkpoint_validation.check(path)
         try:
-            return gguf.read_config(file)
+            values, _ = PreTrainedConfig.get_config_dict(self.place, revision=self.model.revision)
         except LOADING as error:
             raise UserError(
-                f"model.model_name_or_path={file}: cannot be read ({first_line(error)}). The file is damaged or not "
-                "whole, or transformers does not read GGUF files of this architecture."
+                f"model.model_name_or_path={name}: neither a folder here (looked from {Path.cwd()}) nor a model that "
+                f"can be fetched from the hub or its local cache ({first_line(error)})."
             ) from None
-    if path.is_dir():
-        if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
+        return dict(values)
+
+    def config(self) -> PreTrainedConfig:
+        """Return its config with the changes of `model.config` in it.
+
+        Raises:
+            UserError: an unusable path or an architecture that transformers does not have.
+            ConfigError: `model.config` names something that this config does not have.
+        """
+        model, kind = self.model, self.raw_config.get("model_type", "")
+        if kind == "chatglm":  # family chatglm reads it by itself
+            raise UserError(f"{model.model_name_or_path}: is a ChatGLM checkpoint. Set model.family=chatglm.")
+        if kind not in (*CONFIG_MAPPING, *released.KINDS) and not model.trust_remote_code:
             raise UserError(
-                f"model.model_name_or_path={name}: holds an adapter, not a model. Name its base model here and the "
-                f"adapter in model.adapter_name_or_path."
+                f"{model.model_name_or_path}: transformers has no model type {kind!r}. If the checkpoint brings its "
+                f"own Python code and you trust its author, set model.trust_remote_code=true."
             )
-        if not (path / "config.json").is_file():
-            raise UserError(f"model.model_name_or_path={name}: holds no config.json, so it is no checkpoint.")
-        checkpoint_validation.check(path)
-    try:
-        values, _ = PreTrainedConfig.get_config_dict(str(path) if path.is_dir() else name, revision=model.revision)
-    except LOADING as error:
-        raise UserError(
-            f"model.model_name_or_path={name}: neither a folder here (looked from {Path.cwd()}) nor a model that can "
-            f"be fetched from the hub or its local cache ({first_line(error)})."
-        ) from None
-    return dict(values)
+        try:
+            config: PreTrainedConfig
+            if self.gguf is None:
+                config = AutoConfig.from_pretrained(self.place, **_source(model))
+            else:
+                config = AutoConfig.for_model(**self.raw_config)
+        except LOADING as error:
+            raise UserError(f"{model.model_name_or_path}: config.json cannot be used ({first_line(error)}).") from None
+        change(config, model)
+        return config
 
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """Return its tokenizer, with a padding token.
 
-def read_config(model: ModelConfig) -> PreTrainedConfig:
-    """Return the checkpoint's config with the changes of `model.config` in it.
+        Raises:
+            UserError: it has none that can be used.
+        """
+        return read_tokenizer(self.place, self.model, self.gguf)
 
-    Raises:
-        UserError: an unusable path or an architecture that transformers does not have.
-        ConfigError: `model.config` names something that this config does not have.
-    """
-    values = raw_config(model)
-    kind = values.get("model_type", "")
-    if kind == "chatglm":  # family chatglm reads it by itself
-        raise UserError(f"{model.model_name_or_path}: is a ChatGLM checkpoint. Set model.family=chatglm.")
-    if kind not in (*CONFIG_MAPPING, *released.KINDS) and not model.trust_remote_code:
-        raise UserError(
-            f"{model.model_name_or_path}: transformers has no model type {kind!r}. If the checkpoint brings its own "
-            f"Python code and you trust its author, set model.trust_remote_code=true."
+    def weights(
+        self,
+        auto: Any,
+        config: PreTrainedConfig,
+        device: str = "cpu",
+        may_miss: Callable[[str], bool] = lambda key: False,
+    ) -> PreTrainedModel:
+        """Return the model with its weights on `device`; on `meta` it has every shape and no weights.
+
+        Args:
+            auto: a class of transformers with `from_pretrained`: the network's own, or an `AutoModelFor...`.
+            config: what the network is made of.
+            device: where the weights are read to.
+            may_miss: whether a weight of this name may be new.
+
+        Raises:
+            UserError: files are missing or damaged, or a weight that `may_miss` does not allow to be new is not there.
+        """
+        if device == "meta":
+            return _read_shapes(auto, self.model, config)
+        verbosity = logging.get_verbosity()
+        # Its report of missing weights is replaced by the check below.
+        quiet: Any = logging
+        quiet.set_verbosity_error()
+        if Path(self.place).is_dir():
+            hide_bars()
+        try:
+            loaded, info = _with_attention(self.model, functools.partial(self._load, auto, config, device))
+        except LOADING as error:
+            raise unloadable(self.model.model_name_or_path, error) from None
+        finally:
+            logging.set_verbosity(verbosity)
+            hide_bars()
+        if missing := sorted(key for key in info["missing_keys"] if not may_miss(key)):
+            raise UserError(
+                f"{self.model.model_name_or_path}: {len(missing)} weights that {type(loaded).__name__} needs are not "
+                f"in the checkpoint, the first is {missing[0]}. It is incomplete or a model of another kind than "
+                f"model.family={self.model.family}."
+            )
+        make_savable(loaded)
+        return loaded
+
+    def _load(
+        self, auto: Any, config: PreTrainedConfig, device: str, **attention: str
+    ) -> tuple[PreTrainedModel, Mapping[str, Any]]:
+        """Return the model and transformers' loading info."""
+        load = functools.partial(
+            auto.from_pretrained,
+            config=config,
+            dtype=dtype(self.model),
+            # Straight to a card, so that processes that share a machine do not fill its memory first.
+            device_map=None if device == "cpu" else {"": device},
+            output_loading_info=True,
+            **_quantised(self.model, self.gguf),
+            **_source(self.model),
+            **attention,
         )
-    try:
-        config: PreTrainedConfig
-        if gguf.find(model.model_name_or_path) is None:
-            config = AutoConfig.from_pretrained(location(model), **_source(model))
-        else:
-            config = AutoConfig.for_model(**values)
-    except LOADING as error:
-        raise UserError(f"{model.model_name_or_path}: config.json cannot be used ({first_line(error)}).") from None
-    change(config, model)
-    return config
+        loaded: tuple[PreTrainedModel, Mapping[str, Any]]
+        loaded = load(self.place) if self.gguf is None else gguf.read_weights(load, self.gguf)
+        return loaded
 
 
 def change(config: PreTrainedConfig, model: ModelConfig) -> None:
@@ -124,9 +209,17 @@ def change(config: PreTrainedConfig, model: ModelConfig) -> None:
         setattr(config, key, value)
 
 
-def read_tokenizer(model: ModelConfig, folder: str | None = None) -> PreTrainedTokenizerBase:
-    """Return the checkpoint's tokenizer (or that of `folder`) with a padding token."""
-    place, file = folder or location(model), None if folder else gguf.find(model.model_name_or_path)
+def read_tokenizer(place: str, model: ModelConfig, file: Path | None = None) -> PreTrainedTokenizerBase:
+    """Return the tokenizer of a folder or hub name, with a padding token.
+
+    Args:
+        place: where it lies: the checkpoint, or an adapter that brings one of its own.
+        model: the section `model` of a config.
+        file: the GGUF file that holds it, if one does.
+
+    Raises:
+        UserError: there is none that can be used.
+    """
     try:
         tokenizer: PreTrainedTokenizerBase | None
         tokenizer = gguf.read_tokenizer(file) if file else released.read_tokenizer(place, model.revision)
@@ -162,60 +255,6 @@ def tokenizer_hash(tokenizer: Any) -> str:
     return digest.hexdigest()
 
 
-def read_weights(
-    auto: Any,
-    model: ModelConfig,
-    config: PreTrainedConfig,
-    device: str = "cpu",
-    may_miss: Callable[[str], bool] = lambda key: False,
-) -> PreTrainedModel:
-    """Return the model with the checkpoint's weights on `device`; on `meta` it has every shape and no weights.
-
-    Raises:
-        UserError: files are missing or damaged, or a weight that `may_miss` does not allow to be new is not there.
-    """
-    name = model.model_name_or_path
-    if device == "meta":
-        return _read_shapes(auto, model, config)
-    verbosity = logging.get_verbosity()
-    # Its report of missing weights is replaced by the check below.
-    quiet: Any = logging
-    quiet.set_verbosity_error()
-    if Path(location(model)).is_dir():
-        hide_bars()
-    try:
-        load = functools.partial(
-            auto.from_pretrained,
-            config=config,
-            dtype=dtype(model),
-            # Straight to a card, so that processes that share a machine do not fill its memory first.
-            device_map=None if device == "cpu" else {"": device},
-            output_loading_info=True,
-            **_quantised(model),
-            **_source(model),
-        )
-        file = gguf.find(name)
-        loaded, info = _with_attention(
-            model,
-            functools.partial(load, location(model))
-            if file is None
-            else lambda **attention: gguf.read_weights(functools.partial(load, **attention), file),
-        )
-    except LOADING as error:
-        raise unloadable(name, error) from None
-    finally:
-        logging.set_verbosity(verbosity)
-        hide_bars()
-    if missing := sorted(key for key in info["missing_keys"] if not may_miss(key)):
-        raise UserError(
-            f"{name}: {len(missing)} weights that {type(loaded).__name__} needs are not in the checkpoint, the first "
-            f"is {missing[0]}. It is incomplete or a model of another kind than model.family={model.family}."
-        )
-    result: PreTrainedModel = loaded
-    make_savable(result)
-    return result
-
-
 def unloadable(name: str, error: BaseException) -> UserError:
     """Return the error for weights of `name` that could not be read, or that the card cannot hold."""
     if isinstance(error, torch.OutOfMemoryError):
@@ -240,7 +279,7 @@ def _read_shapes(auto: Any, model: ModelConfig, config: PreTrainedConfig) -> Pre
     return shapes
 
 
-def _with_attention(model: ModelConfig, make: Callable[..., Any]) -> Any:
+def _with_attention(model: ModelConfig, make: Callable[..., Made]) -> Made:
     """Call `make` with the config's attention, or `eager` for a checkpoint whose own Python has no other.
 
     What suits the card is set afterwards: a class is asked only for attention that it knows whether it has.
@@ -284,7 +323,7 @@ def _is_valid(settings: Any) -> bool:
     return True
 
 
-def _quantised(model: ModelConfig) -> dict[str, object]:
+def _quantised(model: ModelConfig, file: Path | None) -> dict[str, object]:
     """Return what makes transformers load the weights in 4 bits (Dettmers et al. 2023, arXiv:2305.14314)."""
     if not model.load_in_4bit:
         return {}
@@ -293,7 +332,7 @@ def _quantised(model: ModelConfig) -> dict[str, object]:
     if not device.computes_4bit():
         raise device.no_4bit(device.name())
     make: Any = transformers.BitsAndBytesConfig
-    if gguf.find(model.model_name_or_path) is not None:
+    if file is not None:
         raise ConfigError(
             f"model.load_in_4bit: {model.model_name_or_path} is a GGUF file, whose weights are unpacked when they are "
             "read. Leave it out, or name a folder with safetensors."
@@ -329,12 +368,6 @@ def hide_bars() -> None:
     if not libraries.verbose():
         hide: Any = logging.disable_progress_bar
         hide()
-
-
-def location(model: ModelConfig) -> str:
-    """Return the folder of the checkpoint, or its hub name."""
-    path = Path(model.model_name_or_path).expanduser()
-    return str(path) if path.is_dir() else model.model_name_or_path
 
 
 def _source(model: ModelConfig) -> dict[str, object]:

@@ -22,8 +22,11 @@ SIZES = (
 LAYERS, MOST = 1000, 100_000_000
 
 
-def check_place(name: str) -> None:
+def check_place(name: str) -> Path | None:
     """Refuse a model that is neither on this disk nor named like one on the hub.
+
+    Returns:
+        The GGUF file that the name means, None for a folder or a model of the hub.
 
     Raises:
         UserError: a file that is no GGUF or cannot be read here, or a folder that is not there.
@@ -31,9 +34,9 @@ def check_place(name: str) -> None:
     path = Path(name).expanduser()
     if (file := gguf.find(name)) is not None:
         gguf.check(file)
-        return
+        return file
     if path.is_dir() or (not path.exists() and name.count("/") == 1 and not name.startswith(("/", ".", "~"))):
-        return
+        return None
     if path.exists():
         raise UserError(
             f"model.model_name_or_path={name}: a file, not a folder. Name the folder that holds config.json, or a "

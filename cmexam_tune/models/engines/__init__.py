@@ -14,7 +14,7 @@ from transformers import GenerationConfig
 
 from cmexam_tune.config import ModelConfig
 from cmexam_tune.core.errors import ConfigError, UserError
-from cmexam_tune.models import Loaded, checkpoint, device, gguf
+from cmexam_tune.models import Loaded, checkpoint, device
 from cmexam_tune.models.engines.launchers import LAUNCHERS, MERGE, Served, lora_rank
 from cmexam_tune.models.engines.served_model import ServedModel
 from cmexam_tune.models.engines.server import EngineServer
@@ -48,7 +48,8 @@ def load(model: ModelConfig, adapter: Path | None, log: Path) -> Loaded:
         raise UserError(f"{key}: one server uses all cards of a machine. Start one process, without torchrun.")
     if model.load_in_4bit:
         raise ConfigError(f"{key}: the engine has no weights of 4 bits that are rounded as here. {MERGE}.")
-    if gguf.find(model.model_name_or_path) is not None:
+    source = checkpoint.Checkpoint(model)
+    if source.gguf is not None:
         raise ConfigError(
             f"{key}: {model.model_name_or_path} is a GGUF file, which the engine would unpack in its own way. Name "
             "a folder with safetensors."
@@ -58,19 +59,19 @@ def load(model: ModelConfig, adapter: Path | None, log: Path) -> Loaded:
             f"{key}: an adapter on {model.adapter_name_or_path} is an adapter on an adapter, which the engine does not "
             f"compute. {MERGE}."
         )
-    config = checkpoint.read_config(model)
-    tokenizer = checkpoint.read_tokenizer(model)
+    config = source.config()
+    tokenizer = source.tokenizer()
     if tokenizer.eos_token_id is None:
         raise UserError(f"{model.model_name_or_path}: its tokenizer has no EOS token, so answers would never end.")
     if adapter is None and model.adapter_name_or_path is not None:
         adapter = Path(model.adapter_name_or_path).expanduser()
         if any((adapter / file).is_file() for file in ("tokenizer.json", "tokenizer.model")):
-            own = checkpoint.read_tokenizer(model, str(adapter))
+            own = checkpoint.read_tokenizer(str(adapter), model)
             if len(own) > len(tokenizer):
                 raise UserError(f"{adapter}: brings {len(own) - len(tokenizer)} new words, which {key} lacks. {MERGE}.")
             tokenizer = own
     served = Served(
-        replace(model, model_name_or_path=checkpoint.location(model)),
+        replace(model, model_name_or_path=source.place),
         str(checkpoint.dtype(model)).removeprefix("torch."),
         device.count(),
         adapter,
@@ -78,14 +79,14 @@ def load(model: ModelConfig, adapter: Path | None, log: Path) -> Loaded:
     )
     server = EngineServer(LAUNCHERS[str(model.engine)](), served, log)
     positions = getattr(config, "max_position_embeddings", None)
-    elsewhere: Any = ElsewhereModel(server, positions, _generation_config(model))
+    elsewhere: Any = ElsewhereModel(server, positions, _generation_config(source))
     return Loaded(elsewhere, tokenizer)
 
 
-def _generation_config(model: ModelConfig) -> GenerationConfig | None:
+def _generation_config(source: checkpoint.Checkpoint) -> GenerationConfig | None:
     read: Any = GenerationConfig.from_pretrained
     try:
-        settings: GenerationConfig = read(checkpoint.location(model), revision=model.revision)
+        settings: GenerationConfig = read(source.place, revision=source.model.revision)
     except checkpoint.LOADING:  # most base models have none
         return None
     return settings

@@ -51,7 +51,8 @@ class Bert(Classifier):
                 "model.adapter_name_or_path: family bert starts from a whole model. Merge the adapter first "
                 "(`cmexam-tune export --merge`) and name that folder in model.model_name_or_path."
             )
-        config = checkpoint.read_config(model)
+        source = checkpoint.Checkpoint(model)
+        config = source.config()
         kind, name = config.model_type, model.model_name_or_path
         if config.is_encoder_decoder or kind not in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
             raise UserError(
@@ -72,15 +73,14 @@ class Bert(Classifier):
         config.label2id = {label: i for i, label in enumerate(labels)}
         classifier: Any = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING[type(config)]
         prefix = classifier.base_model_prefix + "."
-        encoder = checkpoint.read_weights(
+        encoder = source.weights(
             AutoModelForSequenceClassification,
-            model,
             config,
             device,
             # The head is new unless it was trained here; models tuned only on masked words have no pooler.
             lambda key: stored is None and (not key.startswith(prefix) or ".pooler." in key),
         )
-        return Loaded(encoder, checkpoint.read_tokenizer(model))
+        return Loaded(encoder, source.tokenizer())
 
     def encode(
         self, loaded: Loaded, questions: Sequence[Question], prompt: PromptConfig, model: ModelConfig

@@ -49,7 +49,8 @@ class Llama(Writer):
         """
         if model.head is not None:
             raise ConfigError(f"model.head={model.head}: family {model.family} writes its answers and has no head.")
-        config = checkpoint.read_config(model)
+        source = checkpoint.Checkpoint(model)
+        config = source.config()
         kind, name = config.model_type, model.model_name_or_path
         if config.is_encoder_decoder:
             raise UserError(f"{name}: is an encoder-decoder ({kind}); family llama needs a decoder.")
@@ -58,8 +59,8 @@ class Llama(Writer):
         known = kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or kind in released.KINDS
         if not known and not model.trust_remote_code:
             raise UserError(f"{name}: transformers has no text-generating model for type {kind!r}.")
-        decoder = checkpoint.read_weights(AutoModelForCausalLM, model, config, device)
-        tokenizer = checkpoint.read_tokenizer(model)
+        decoder = source.weights(AutoModelForCausalLM, config, device)
+        tokenizer = source.tokenizer()
         if model.adapter_name_or_path is not None:
             decoder, tokenizer = merge_adapter(decoder, tokenizer, model)
         if tokenizer.eos_token_id is None:
@@ -112,7 +113,7 @@ class Llama(Writer):
 
     def whole_formats(self, model: ModelConfig) -> tuple[Literal["hf", "released"], ...]:
         """Return transformers' layout where it has a class for the model, and that of the release if it is another."""
-        return released.whole_formats(checkpoint.read_config(model))
+        return released.whole_formats(checkpoint.Checkpoint(model).config())
 
     def engine(self, loaded: Loaded, config: Config) -> TextEngine:
         """Return what lets the model write, in this process or at a server."""
@@ -140,7 +141,7 @@ def merge_adapter(
     if path.is_dir():
         checkpoint_validation.check(path)
     if words and path.is_dir() and any((path / file).is_file() for file in ("tokenizer.json", "tokenizer.model")):
-        tokenizer = checkpoint.read_tokenizer(model, folder)
+        tokenizer = checkpoint.read_tokenizer(folder, model)
         if len(tokenizer) > embeddings.num_embeddings:
             decoder.resize_token_embeddings(len(tokenizer))
     try:

@@ -66,15 +66,15 @@ class ChatGLM(llama.Llama):
         """
         if model.head is not None:
             raise ConfigError(f"model.head={model.head}: family {model.family} writes its answers and has no head.")
-        kind = checkpoint.raw_config(model).get("model_type")
-        if kind in ("glm", "glm4"):
+        source = checkpoint.Checkpoint(model)
+        if source.raw_config.get("model_type") in ("glm", "glm4"):
             return super().open(model, questions, device)
-        place = checkpoint.location(model)
-        decoder = read_model(model, device)
+        place = source.place
+        decoder = read_model(source, device)
         tokenizer: PreTrainedTokenizerBase
         # GLM-4 in the remote-code layout brings no sentencepiece model.
         glm4 = find_file(place, "tokenizer.json", model.revision) is not None
-        tokenizer = checkpoint.read_tokenizer(model) if glm4 else load_tokenizer(place, revision=model.revision)
+        tokenizer = source.tokenizer() if glm4 else load_tokenizer(place, revision=model.revision)
         rows = int(decoder.config.vocab_size)
         if len(tokenizer) > rows:
             raise UserError(
@@ -129,32 +129,29 @@ def load_model(folder: str | Path, prefix: str | Path | None = None, dtype: str 
     if dtype not in ("auto", "float32", "float16", "bfloat16"):
         raise ConfigError(f"dtype {dtype!r} is unknown; known: auto, float32, float16, bfloat16.")
     model = ModelConfig(family="chatglm", model_name_or_path=str(folder), dtype=dtype)  # type: ignore[arg-type]
-    loaded = read_model(model)
+    loaded = read_model(checkpoint.Checkpoint(model))
     if prefix is not None:
         loaded = attach_authors_prefix(loaded, prefix)
     return loaded.eval()
 
 
-def read_model(model: ModelConfig, device: str = "cpu") -> PreTrainedModel:
-    """Load the model that `model` names, without adapters; see `checkpoint.read_weights`.
+def read_model(source: checkpoint.Checkpoint, device: str = "cpu") -> PreTrainedModel:
+    """Load the network of a checkpoint, without adapters; see `Checkpoint.weights`.
 
     Raises:
         UserError: as `load_model`.
         ConfigError: `model.config` names something that this config does not have, or 4 bits cannot be made of it.
     """
-    values = checkpoint.raw_config(model)
-    if values.get("model_type") != "chatglm":
-        raise UserError(
-            f"{model.model_name_or_path}: is a {values.get('model_type')!r} model, not a ChatGLM. Set model.family."
-        )
-    # The raw file, because transformers replaces `_name_or_path` by the folder.
-    raw = read_values(checkpoint.location(model), revision=model.revision)
-    config = configuration.from_values(raw, model.model_name_or_path)
+    model, kind = source.model, source.raw_config.get("model_type")
+    if kind != "chatglm":
+        raise UserError(f"{model.model_name_or_path}: is a {kind!r} model, not a ChatGLM. Set model.family.")
+    # The file itself once more: in `raw_config` transformers has put the folder in place of `_name_or_path`, and that
+    # name tells ChatGLM2-32K from ChatGLM3.
+    values = read_values(source.place, revision=model.revision)
+    config = configuration.from_values(values, model.model_name_or_path)
     checkpoint.change(config, model)
     cls = ChatGLMForCausalLM if isinstance(config, ChatGLMConfig) else ChatGLM2ForCausalLM
-    usual_files = not config.quantization_bit and quantization.has_usual_files(
-        checkpoint.location(model), model.revision
-    )
+    usual_files = not config.quantization_bit and quantization.has_usual_files(source.place, model.revision)
     if model.load_in_4bit and not (usual_files and cls is ChatGLM2ForCausalLM):
         raise ConfigError(
             f"model.load_in_4bit: {model.model_name_or_path} has no weights of 4 bits here; leave it out. They can be "
@@ -162,14 +159,15 @@ def read_model(model: ModelConfig, device: str = "cpu") -> PreTrainedModel:
         )
     if usual_files or device == "meta":
         config.quantization_bit = 0
-        return checkpoint.read_weights(cls, model, config, device)
-    return _from_state(cls, model, config, device)
+        return source.weights(cls, config, device)
+    return _from_state(cls, source, config, device)
 
 
 def _from_state(
-    cls: type[PreTrainedModel], model: ModelConfig, config: ChatGLMConfig | ChatGLM2Config, device: str
+    cls: type[PreTrainedModel], source: checkpoint.Checkpoint, config: ChatGLMConfig | ChatGLM2Config, device: str
 ) -> PreTrainedModel:
-    dtype, place = checkpoint.dtype(model), checkpoint.location(model)
+    """Return the network with weights that transformers does not find or understand by itself: packed, or renamed."""
+    model, place, dtype = source.model, source.place, checkpoint.dtype(source.model)
     # ZeRO-3 takes the values from the first process; the others need names and shapes only.
     target = "meta" if is_deepspeed_zero3_enabled() and torch.distributed.get_rank() else device
     try:

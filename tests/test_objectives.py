@@ -548,6 +548,18 @@ def test_a_server_that_is_none(
         server.write(server.load(lambda place: None), [[1, 2]], {})
 
 
+def test_a_proxy_is_not_asked_for_a_server_that_shares_our_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vllm_server: str
+) -> None:
+    monkeypatch.setattr(FakeVLLM, "answer", staticmethod(lambda path, body: (200, "Success")))
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    name = PolicyServer(vllm_server, tmp_path / "policy").load(lambda place: None)
+    assert [(path, body["lora_name"]) for path, body in FakeVLLM.rows] == [("/v1/load_lora_adapter", name)]
+
+
 REFUSED = {
     "prompt.style=open": {"prompt__style": "open"},
     "training.packing": {"training": {"packing": True}},

@@ -8,13 +8,13 @@ go on using what it has cached of a name's earlier weights.
 import json
 import shutil
 import urllib.error
-import urllib.request
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from cmexam_tune.core.errors import UserError, first_line
+from cmexam_tune.models.engines.server import ask
 from cmexam_tune.models.features import Ids
 
 START = (
@@ -78,15 +78,11 @@ class PolicyServer:
         return outputs, logprobs
 
     def _post(self, path: str, body: Mapping[str, Any]) -> bytes:
-        data, head = json.dumps(body).encode(), {"Content-Type": "application/json"}
         try:
-            with urllib.request.urlopen(
-                urllib.request.Request(self.address + path, data, head), timeout=TIMEOUT
-            ) as reply:
-                return bytes(reply.read())
+            return ask(self.address + path, body, TIMEOUT)
         except urllib.error.HTTPError as error:
-            said = error.read(500).decode(errors="replace")
-            raise UserError(f"{self.address}{path}: status {error.code}: {said}. {START}") from None
+            reason = error.read(500).decode(errors="replace")
+            raise UserError(f"{self.address}{path}: status {error.code}: {reason}. {START}") from None
         except (OSError, ValueError) as error:
             raise UserError(
                 f"training.vllm_server_base_url={self.address}: no vLLM answers there ({first_line(error)}). {START}"

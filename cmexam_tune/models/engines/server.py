@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 import weakref
 from collections.abc import Mapping
@@ -108,13 +107,8 @@ class EngineServer:
 
     def get(self, path: str, body: Mapping[str, object] | None = None) -> Any:
         """Return what the server says there as JSON, {} for no JSON; None if it does not answer or refuses."""
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
-        # A proxy that the environment names is for other machines.
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
-            with opener.open(request, timeout=30) as reply:
-                content = reply.read()
+            content = ask(self.url + path, body, timeout=30)
         except (OSError, ValueError):
             return None
         try:
@@ -162,6 +156,26 @@ class EngineServer:
         """End the server and all that it has started."""
         if self._process is not None:
             _stop(self._process)
+
+
+def ask(url: str, body: Mapping[str, object] | None, timeout: float) -> bytes:
+    """Return the reply of a server that shares this program's files: one that it started, or that reads its adapters.
+
+    Args:
+        url: address with the path.
+        body: what is posted as JSON; None: nothing, it is a GET.
+        timeout: seconds.
+
+    Raises:
+        OSError: no reply, or one with a status of failure (`urllib.error.HTTPError`).
+        ValueError: the address is none.
+    """
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+    # A proxy that the environment names leads out of the machines that share a disk, and mostly cannot lead back.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(request, timeout=timeout) as reply:
+        return bytes(reply.read())
 
 
 def _stop(process: "subprocess.Popen[bytes]") -> None:

@@ -13,6 +13,7 @@ from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.evaluation import comparison, grading, prediction_metadata, scorers
 from cmexam_tune.evaluation import metrics as metrics_by_name
 from cmexam_tune.evaluation.graded import Graded
+from cmexam_tune.evaluation.metrics import Metric
 from cmexam_tune.evaluation.prediction_metadata import PredictionMetadata
 from cmexam_tune.evaluation.scorers import STANDARD, Scorer
 from cmexam_tune.interop import predictions as other_tools
@@ -47,7 +48,7 @@ examples:
 
 
 @dataclass(frozen=True)
-class Run:
+class RunPredictions:
     """The predictions of one run."""
 
     name: str
@@ -55,6 +56,11 @@ class Run:
     predictions: Sequence[Prediction]
     metadata: PredictionMetadata
     """What predict recorded beside them; empty where another tool made them."""
+
+    @property
+    def answered(self) -> set[str]:
+        """Ids of the questions that it has a prediction for."""
+        return {prediction.question_id for prediction in self.predictions}
 
     def grade(self, exam: Sequence[Question], scored: Sequence[Question], scorer: Scorer) -> list[Graded]:
         """Return the questions of `exam` that are scored, graded; predictions for the others are let go."""
@@ -111,35 +117,31 @@ def evaluate(
     Raises:
         UserError: a file is missing, broken or of other questions, a report exists, the profile or paper is unknown.
     """
-    scorer, extra = scorers.get(STANDARD if profile == ALL else profile), dict(map(metrics_by_name.get, metrics))
-    scorer = replace(scorer, metrics={**scorer.metrics, **{key: metric.of for key, metric in extra.items()}})
+    scorer, extra_metrics = _scorer(profile, metrics)
     _check_out(out, overwrite)
     exam = _records(questions, Question)
-    names = [name] if isinstance(name, str) else list(name)
-    last = names.pop() if baseline is not None and len(names) == max(len(_paths(predictions)), 1) + 1 else ""
-    runs = _load(predictions, names, exam)
-    first, baseline_run = runs[0], None if baseline is None else _load_baseline(baseline, last, exam)
+    runs, baseline_run = _load(predictions, baseline, name, exam)
+    first = runs[0]
 
-    loaded = runs if baseline_run is None else [*runs, baseline_run]
-    answered = [{prediction.question_id for prediction in run.predictions} for run in loaded]
+    answered = [run.answered for run in (*runs, *([] if baseline_run is None else [baseline_run]))]
     scored, selection = grading.select(exam, answered, limit=limit, answered_only=answered_only)
     graded = {run.name: run.grade(exam, scored, scorer) for run in runs}
 
     # The baseline is no run of the report; it is only compared with, and shown question by question.
     shown, compared = dict(graded), None
     if baseline_run is not None:
-        clash = baseline_run.name in graded
         reference = baseline_run.grade(exam, scored, scorer)
+        clash = baseline_run.name in graded
         shown[f"{baseline_run.name} (baseline)" if clash else baseline_run.name] = reference
         compared = comparison.compare(reference, graded[first.name], scorer.smoothing, baseline_run.name)
         computed = prediction_metadata.computed_differently(baseline_run.metadata, first.metadata)
         compared = replace(compared, scores=grading.score(reference, scorer), computed=computed)
 
-    sources = {"questions": _paths(questions), "predictions": _paths(predictions), "baseline": _paths(baseline or [])}
+    inputs = {"questions": _paths(questions), "predictions": _paths(predictions), "baseline": _paths(baseline or [])}
     report = building.build(
         graded[first.name],
         scorer,
-        identity.provenance(sources),
+        identity.provenance(inputs),
         first.name,
         published_tables.beside(published, scored) if published else None,
         runs=graded,
@@ -148,14 +150,14 @@ def evaluate(
     )
     report = replace(
         report,
-        identity=_identity(first, sources["questions"], len(scored), scorer),
+        identity=_identity(first, inputs["questions"], len(scored), scorer),
         training=_training_curves(first),
-        metrics=extra,
+        metrics=extra_metrics,
         selection=selection,
         comparison=compared,
         cut={key: cut for key, items in shown.items() if (cut := grading.truncation(items))},
         subsets=contamination.subsets(
-            graded[first.name], compared, sources["questions"], overlap, known_errors.read(errata) if errata else ()
+            graded[first.name], compared, inputs["questions"], overlap, known_errors.read(errata) if errata else ()
         ),
         **_several_runs(graded, scorer, runs, seeds),
         **_other_scorers(graded[first.name], profile, first.metadata),
@@ -167,8 +169,16 @@ def evaluate(
     return writing.write(report, shown, out, overwrite=overwrite, latex=latex, subset=chosen)
 
 
+def _scorer(profile: str, metrics: Sequence[str]) -> tuple[Scorer, dict[str, Metric]]:
+    """Return the scorer whose rules decide, with what users added to its metrics, and those additions by themselves."""
+    added = dict(map(metrics_by_name.get, metrics))
+    # With `all`, ours decides; the others' scores stand beside it (`_other_scorers`).
+    scorer = scorers.get(STANDARD if profile == ALL else profile)
+    return replace(scorer, metrics={**scorer.metrics, **{key: metric.of for key, metric in added.items()}}), added
+
+
 def _several_runs(
-    graded: Mapping[str, Sequence[Graded]], scorer: Scorer, runs: Sequence[Run], seeds: bool | None
+    graded: Mapping[str, Sequence[Graded]], scorer: Scorer, runs: Sequence[RunPredictions], seeds: bool | None
 ) -> dict[str, Any]:
     """Return the report's sections about several runs, none of a single one."""
     if len(graded) < 2:
@@ -200,44 +210,62 @@ def _other_scorers(graded: Sequence[Graded], profile: str, metadata: PredictionM
     return {"bridges": decompositions, "profiles": scores if profile == ALL else {}}
 
 
-def _identity(run: Run, questions: Sequence[str | Path], n: int, scorer: Scorer) -> identity.Identity:
+def _identity(run: RunPredictions, questions: Sequence[str | Path], n: int, scorer: Scorer) -> identity.Identity:
     file = str(questions[0]) if questions else ""
     return identity.identify(run.metadata, file, n, scorer.name, date.today().isoformat())
 
 
-def _training_curves(run: Run) -> Mapping[str, list[tuple[int, float]]]:
+def _training_curves(run: RunPredictions) -> Mapping[str, list[tuple[int, float]]]:
     """Return the curves of the training that made the predictions, none where it is unknown."""
     folder = run.metadata.values.get("run")
     return log.curves(Path(folder)) if isinstance(folder, str) else {}
 
 
-def _records(source: Any, cls: type[T]) -> list[T]:
+def _records(source: str | Path | Sequence[T], cls: type[T]) -> list[T]:
     return list(jsonl.read(source, cls)) if isinstance(source, str | Path) else list(source)
 
 
-def _load(predictions: Any, names: Sequence[str], exam: Sequence[Question]) -> list[Run]:
+def _load(
+    predictions: Predictions | Sequence[str | Path],
+    baseline: Predictions | None,
+    name: str | Sequence[str],
+    exam: Sequence[Question],
+) -> tuple[list[RunPredictions], RunPredictions | None]:
+    """Return the runs of the report, and the one that they are compared with."""
+    names = [name] if isinstance(name, str) and name else list(name)
+    # A name more than there are runs is the baseline's.
+    named = baseline is not None and len(names) == max(len(_paths(predictions)), 1) + 1
+    baseline_names = [names.pop()] if named else []
+    runs = _load_runs(predictions, names, exam)
+    if baseline is None:
+        return runs, None
+    baseline_names = baseline_names or identity.names(_paths(baseline)) or ["the baseline"]
+    return runs, _load_runs(baseline, baseline_names, exam)[0]
+
+
+def _load_runs(
+    predictions: Predictions | Sequence[str | Path], names: Sequence[str], exam: Sequence[Question]
+) -> list[RunPredictions]:
     """Return the predictions of each file, or of the one set of records, with their names and metadata."""
     paths = _paths(predictions)
     if names and (len(names) != max(len(paths), 1) or len(set(names)) < len(names)):
         raise UserError(f"--name: {len(paths)} predictions need as many different names, got {', '.join(names)}.")
-    if not paths:
-        return [Run(names[0] if names else THIS, None, list(predictions), PredictionMetadata())]
+    if not paths and not isinstance(predictions, str | Path):
+        records = [item for item in predictions if isinstance(item, Prediction)]
+        return [RunPredictions(names[0] if names else THIS, None, records, PredictionMetadata())]
     if twice := [str(path) for i, path in enumerate(paths) if path in paths[:i]]:
         raise UserError(f"--predictions: {twice[0]} is given twice.")
     names = names or ([THIS] if len(paths) == 1 else identity.names(paths))
     return [
-        Run(key, path, other_tools.read(path, exam), prediction_metadata.read(path) or PredictionMetadata())
+        RunPredictions(key, path, other_tools.read(path, exam), prediction_metadata.read(path) or PredictionMetadata())
         for key, path in zip(names, paths, strict=True)
     ]
 
 
-def _load_baseline(predictions: Predictions, name: str, exam: Sequence[Question]) -> Run:
-    names = [name] if name else identity.names(_paths(predictions)) or ["the baseline"]
-    return _load(predictions, names, exam)[0]
-
-
-def _paths(source: Any) -> list[str | Path]:
-    return [item for item in ([source] if isinstance(source, str | Path) else source) if isinstance(item, str | Path)]
+def _paths(source: str | Path | Sequence[object]) -> list[str | Path]:
+    """Return the files among what was given: one, several, or none where records themselves were."""
+    items = [source] if isinstance(source, str | Path) else source
+    return [item for item in items if isinstance(item, str | Path)]
 
 
 def _check_out(out: str | Path | None, overwrite: bool) -> None:

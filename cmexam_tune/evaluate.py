@@ -20,7 +20,7 @@ from cmexam_tune.interop import predictions as other_tools
 from cmexam_tune.interop.sealing import verifying
 from cmexam_tune.quality import contamination
 from cmexam_tune.quality import errata as known_errors
-from cmexam_tune.report import building, identity, sections, table, writing
+from cmexam_tune.report import building, identity, result_tables, table, writing
 from cmexam_tune.report.full_report import FullReport
 from cmexam_tune.report.papers import published_tables
 from cmexam_tune.training.run_directory import log
@@ -341,7 +341,7 @@ def show(report: FullReport) -> None:
     """Print the headline, and the runs or scorers beside it."""
     if report.selection:
         cli.say(report.selection.sentence)
-    cli.say(sections.headline(report).text())
+    cli.say(result_tables.headline(report).text())
     count, scored = (report.overall[key] for key in ("n", "scored"))
     if scored != count:
         cli.say(f"{count} questions, {scored} of them in the accuracy")
@@ -349,13 +349,13 @@ def show(report: FullReport) -> None:
         if truncation.cut:
             cli.say(f"{name}: {truncation.sentence}")
     if report.runs and report.profiles:
-        cli.say(f"\n{sections.by_scorer(report)}")
+        cli.say(f"\n{result_tables.by_scorer(report)}")
     if report.agreement:
-        cli.say(f"\n{sections.agreement(report)}")
+        cli.say(f"\n{result_tables.agreement(report)}")
     if report.pairs:
-        cli.say(f"\n{sections.pairs(report.pairs)}")
+        cli.say(f"\n{result_tables.pairs(report.pairs)}")
     if report.comparison:
-        cli.say(f"\n{sections.comparison(report.comparison, report.name)}")
+        cli.say(f"\n{result_tables.comparison(report.comparison, report.name)}")
     for subset in report.subsets:
         cli.say(subset.sentence)
 

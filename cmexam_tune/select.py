@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from cmexam_tune.core import cli, files, jsonl
 from cmexam_tune.core.cli import File, Flag, Folder
 from cmexam_tune.core.errors import UserError
-from cmexam_tune.quality.selection import OUTCOMES, Make, Preference, Selection, Wanted
+from cmexam_tune.quality.selection import OUTCOMES, Make, Preference, Selection, SelectionRules
 from cmexam_tune.quality.selection import select as judged
 
 NAMES: dict[Make, str] = {
@@ -75,7 +75,7 @@ def select(
         raise UserError(f"--per-question {per_question}: at least 1 is needed.")
     if length_ratio < 1:
         raise UserError(f"--length-ratio {length_ratio}: the longer of two outputs is at least as long as the other.")
-    wanted = Wanted(make, per_question, prefer, length_ratio, _rates(pass_rate), easy_first)
+    rules = SelectionRules(make, per_question, prefer, length_ratio, _rates(pass_rate), easy_first)
     inputs = [files.check_input(path) for path in (votes, questions, *against)]
     folder = Path(out)
     if folder.exists() and not folder.is_dir():
@@ -85,7 +85,7 @@ def select(
     }
     if taken := {path.resolve() for path in targets.values()} & {path.resolve() for path in inputs}:
         raise UserError(f"{taken.pop()}: would be replaced by what is made of it. Choose another --out.")
-    selection = judged(inputs[0], inputs[1], inputs[2:], wanted)
+    selection = judged(inputs[0], inputs[1], inputs[2:], rules)
     if not selection.rows:
         reasons = ", ".join(f"{OUTCOMES[name]}: {count}" for name, count in selection.funnel.questions.most_common(3))
         raise UserError(f"{votes}: nothing can be selected ({reasons}). Nothing was written.")

@@ -18,7 +18,7 @@ from cmexam_tune.core.errors import DataError, UserError
 from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.evaluate import evaluate
 from cmexam_tune.prompts import order
-from cmexam_tune.report import sections
+from cmexam_tune.report import result_tables
 
 ROOT = Path(__file__).resolve().parents[1]
 KEYS = {
@@ -350,7 +350,7 @@ def test_questions_of_one_case_are_drawn_together():
     assert alone.overall["accuracy_ci"] != grouped.overall["accuracy_ci"]
     against = evaluate(texts, cases, baseline=predictions).comparison
     assert against.clusters == 20 and against.metrics["accuracy"].resolution > 0
-    assert "McNemar" not in sections.comparison(against, "a").title
+    assert "McNemar" not in result_tables.comparison(against, "a").title
 
 
 def test_a_comparison_says_when_only_what_computed_the_answers_differs(files):
@@ -366,7 +366,7 @@ def test_a_comparison_says_when_only_what_computed_the_answers_differs(files):
 
     def said():
         compared = evaluate(files / "served.jsonl", questions, baseline=files / "predictions.jsonl").comparison
-        return sections.comparison(compared, "served").note
+        return result_tables.comparison(compared, "served").note
 
     note("predictions", {"dtype": "float32"}, engine=None)
     served = {"dtype": "bfloat16", "engine": "vllm", "engine_version": "0.32.0", "batch_invariant": True}

@@ -14,7 +14,7 @@ import real_data
 from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.evaluate import evaluate
 from cmexam_tune.evaluation import breakdowns, comparison, grading
-from cmexam_tune.report import building, curves, identity, sections, writing
+from cmexam_tune.report import building, curves, identity, result_tables, writing
 from cmexam_tune.report.papers import published_tables
 
 CMEXAM = ("Disease Group", "Clinical Department", "Medical Discipline", "Medical Competency", "Difficulty level")
@@ -63,10 +63,10 @@ def test_a_score_that_is_not_there_is_explained():
     way = comparison.ScoreDecomposition(
         "cmb", 3, 50.0, None, None, None, None, None, 0, "questions with one right letter", "accuracy", ()
     )
-    told = sections.decompositions((way,))
+    told = result_tables.decompositions((way,))
     assert told.lines[0][-2] == "-" and told.note.endswith("-: none of these questions counts there")
     some = dataclasses.replace(way, theirs=50.0)
-    assert "none of these" not in sections.decompositions((some,)).note
+    assert "none of these" not in result_tables.decompositions((some,)).note
 
 
 def sample_values():
@@ -228,10 +228,10 @@ def test_a_baseline_has_a_row_of_its_own():
     asked = questions()
     runs = [[Prediction(one.id, f"答案: {letter}", letter) for one in asked] for letter in "AB"]
     against = evaluate(runs[0], asked, baseline=runs[1])
-    lines = {line[0]: line for line in sections.headline(against).lines}
+    lines = {line[0]: line for line in result_tables.headline(against).lines}
     assert list(lines) == ["this run", "the baseline"]
     assert against.comparison.scores["accuracy_ci"]
-    assert [line[0] for line in sections.tables(against)[0].lines] == list(lines)
+    assert [line[0] for line in result_tables.tables(against)[0].lines] == list(lines)
 
 
 def test_cards_tell_what_the_record_says(tmp_path):

@@ -42,14 +42,15 @@ def json_schema() -> Schema:
         sections[name]["properties"] |= section_schema(installed_versions.arguments(name))["properties"]
     # What an objective's trainer knows beyond them: which of them a recipe can use follows from its objective.
     for trl_config in installed_versions.TRL_FILES if installed_versions.has_trl() else ():
-        more = section_schema(installed_versions.arguments("training", trl_config))["properties"]
-        sections["training"]["properties"] = {**more, **sections["training"]["properties"]}
+        of_trainer = section_schema(installed_versions.arguments("training", trl_config))["properties"]
+        sections["training"]["properties"] = {**of_trainer, **sections["training"]["properties"]}
     sections["prompt"]["properties"]["file"] = {"type": "string", "description": PROMPT_FILE}
     methods = {name: section_schema(variants.the_class("tuning", name).Settings) for name in variants.names("tuning")}
     for name, method in methods.items():
         method["properties"]["method"] = {"const": name, "description": method["description"]}
-    own = {"properties": {"method": {"pattern": r"\."}}, "required": ["method"]}  # a module of the user's
-    sections["tuning"] = {"type": "object", "anyOf": [*methods.values(), own]}
+    # A method with a dot is a module of the user's, whose settings nobody knows before it is imported.
+    users_module = {"properties": {"method": {"pattern": r"\."}}, "required": ["method"]}
+    sections["tuning"] = {"type": "object", "anyOf": [*methods.values(), users_module]}
     for (section, old), new in ALIASES.items():
         for part in methods.values() if section == "tuning" else [sections[section]]:
             if known := part["properties"].get(new.partition(".")[2]):
@@ -79,6 +80,7 @@ def _inlined(schema: Schema) -> Schema:
     """Return a schema with each reference replaced by what it refers to: sections are put into one schema."""
     known = schema.pop("$defs", {})
 
+    # Sections do not refer to themselves, so that this ends; pydantic has no option that writes a schema without $ref.
     def inline(part: object) -> Any:
         if isinstance(part, dict):
             name = part.get("$ref", "").rpartition("/")[2] if isinstance(part.get("$ref"), str) else ""
@@ -90,7 +92,7 @@ def _inlined(schema: Schema) -> Schema:
 
 
 def _helps(cls: type) -> dict[str, str]:
-    """Return the string below each field of a class, where its source is at hand."""
+    """Return the string below each field of a class, where its source is at hand: Python itself forgets them."""
     try:
         (body,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
     except (OSError, TypeError, SyntaxError):  # made in a notebook, or by code
@@ -103,7 +105,7 @@ def _helps(cls: type) -> dict[str, str]:
 
 
 def keys(cls: type) -> Iterator[Key]:
-    """Yield what a dataclass of settings holds."""
+    """Yield every setting of a dataclass, in its order."""
     schema = section_schema(cls)
     required = adapter(cls).json_schema().get("required", ())
     for name, part in schema["properties"].items():
@@ -145,12 +147,13 @@ def help_text() -> str:
 
 def show_config(config: Config) -> str:
     """Return the resolved config as YAML, and in comments what transformers does where the recipe is silent."""
-    said = {*config.training.arguments, "gradient_accumulation_steps" if config.training.global_batch_size else ""}
+    # `global_batch_size` decides the accumulation steps, so that transformers' default for them would mislead.
+    stated = {*config.training.arguments, "gradient_accumulation_steps" if config.training.global_batch_size else ""}
     library = section_schema(installed_versions.arguments("training"))["properties"]
     silent = {
         name: library[name]["default"]
         for name in TrainingArguments.__annotations__
-        if name not in said and "default" in library[name]
+        if name not in stated and "default" in library[name]
     }
     comments = "".join(f"  # {line}\n" for line in yaml.safe_dump(silent, sort_keys=False).splitlines())
     head, generation, tail = dump_config(config).partition("\ngeneration:\n")

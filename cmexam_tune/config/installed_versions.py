@@ -109,7 +109,10 @@ def _documented(body: list[ast.stmt]) -> dict[str, tuple[str, str]]:
 
 
 def _type(text: str) -> Any:
-    """Return what an annotation such as `dict[str, Any] | str | None` says, or a docstring's `int` or `list[int]`."""
+    """Return the type that an annotation (`dict[str, Any] | str | None`) or a docstring (`list[int]`) stands for.
+
+    Any where it holds nothing that YAML can write, such as an enum: transformers checks those itself.
+    """
     text = re.sub(r"dict\[[^]]*\]", "dict", text)
     kinds = tuple(_TYPES[name] for name in re.findall(r"(?:list\[)*\w+\]*", text) if name in _TYPES)
     return Union[kinds] if {*kinds} - {None} else Any  # noqa: UP007
@@ -117,7 +120,11 @@ def _type(text: str) -> Any:
 
 @functools.cache
 def _body(file: str, name: str, package: str = "transformers") -> list[ast.stmt]:
-    """Return what stands in a class of transformers or TRL."""
+    """Return the statements of a class of transformers or TRL, read from its source.
+
+    Raises:
+        ConfigError: the package is not installed, or has no such class.
+    """
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
         extra = "'cmexam_tune[rl]' (Python 3.11 or later)" if package == "trl" else package

@@ -55,7 +55,7 @@ def parse_override(text: str) -> dict[str, object]:
 
 
 def _is_text(key: str, raw: str) -> bool:
-    """Whether a value is taken letter by letter: paths hold `#`, `: ` and brackets, which mean something in YAML."""
+    """Return whether a value is taken verbatim: paths hold `#`, `: ` and brackets, which mean something in YAML."""
     section, _, name = ALIASES.get((key.partition(".")[0], key.partition(".")[2]), key).partition(".")
     hint = str if key == "out" else typing.get_type_hints(SECTIONS.get(section, Config)).get(name)
     kinds = {hint} if typing.get_origin(hint) in (None, Mapping) else set(typing.get_args(hint))
@@ -63,7 +63,8 @@ def _is_text(key: str, raw: str) -> bool:
     return str in kinds and not quoted
 
 
-def _parse_value(raw: str, key: str) -> Any:
+def _parse_value(raw: str, key: str) -> object:
+    """Return a value as YAML reads it; what is not YAML (`a: b: c`) is the text that it looks like."""
     if len(raw) > documents.MAX_YAML:
         raise ConfigError(f"{key}: {len(raw):,} characters, at most {documents.MAX_YAML:,} are possible.")
     try:
@@ -75,12 +76,17 @@ def _parse_value(raw: str, key: str) -> Any:
 
 
 def rename_aliases(values: dict[str, Any]) -> dict[str, object]:
-    """Give keys that have the name of another tool their name here, with a note, and return `values`."""
+    """Rename keys that are called as in another tool, with a note for each, and return `values`.
+
+    Raises:
+        ConfigError: a key is given under both names.
+    """
     for section in [s for s in SECTIONS if isinstance(values.get(s), dict)]:
         for old in list(values[section]):
             if (new := ALIASES.get((section, old))) is None:
                 continue
             name = new.partition(".")[2]
+            # Neither wins silently: whoever gives both may mean either.
             if name in values[section]:
                 raise ConfigError(f"{section}.{old} is another name for {new}, which is given too. Keep one.")
             sys.stderr.write(f"note: {section}.{old} is called {new} here\n")

@@ -50,14 +50,14 @@ def find_recipe(name: str | Path) -> Path:
     Raises:
         ConfigError: there is none; the message names the places and the nearest recipe.
     """
-    wanted = (str(name), f"{name}.yaml")
-    for path in map(Path, wanted):
+    spellings = (str(name), f"{name}.yaml")
+    for path in map(Path, spellings):
         with contextlib.suppress(OSError, ValueError):  # too long, or a NUL character
             if path.is_file():
                 return path
     recipes = [path for folder in recipe_folders() for path in sorted(folder.rglob("*.yaml"))]
     for path in recipes:
-        if path.name in wanted:
+        if path.name in spellings:
             return path
     known = sorted({path.name for path in recipes})
     near = difflib.get_close_matches(str(name), known, n=5, cutoff=0.5)
@@ -77,6 +77,7 @@ def load_config(name: str | Path, overrides: Sequence[str] = ()) -> Config:
     path = find_recipe(name)
     values = read_yaml(path)
     changes = [parse_override(override) for override in overrides]
+    # Before anything of the file is looked at further: it may be a stranger's.
     _check_trust(path, values, changes)
     for change in changes:
         _read_prompt_file(change, path)
@@ -92,8 +93,8 @@ def read_prompt_file(path: Path) -> dict[str, str]:
     """
     texts = documents.read_yaml(path, "prompt file")
     if not isinstance(texts, dict) or not texts or {*texts} - {"ask", "write"}:
-        found = ", ".join(map(str, texts)) if isinstance(texts, dict) else type(texts).__name__
-        raise ConfigError(f"{path}: a prompt file holds the texts `ask` and `write`, found {found or 'nothing'}.")
+        content = ", ".join(map(str, texts)) if isinstance(texts, dict) else type(texts).__name__
+        raise ConfigError(f"{path}: a prompt file holds the texts `ask` and `write`, found {content or 'nothing'}.")
     if wrong := [name for name, text in texts.items() if not isinstance(text, str)]:
         raise ConfigError(f"{path}: {wrong[0]}: a text is needed, found {type(texts[wrong[0]]).__name__}.")
     return texts
@@ -126,7 +127,12 @@ def _check_trust(path: Path, values: Mapping[str, Any], changes: Sequence[Mappin
 
 
 def read_yaml(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, object]:
-    """Read a YAML file and everything it `extends`, nearest last; `out` is each file's own."""
+    """Return the keys of a YAML file merged over those of the file that it `extends`; `out` is not inherited.
+
+    Args:
+        path: the file.
+        seen: the files that extend it, for the message about a circle.
+    """
     path = path.resolve()
     if path in seen:
         raise ConfigError(f"{path}: extends itself by way of {', '.join(str(p.name) for p in seen)}.")
@@ -157,6 +163,7 @@ def merge(base: dict[str, object], changes: Mapping[str, object]) -> dict[str, o
     for key, value in changes.items():
         old = base.get(key)
         if isinstance(old, dict) and isinstance(value, Mapping):
+            # `r: 8` of LoRA means nothing to P-tuning and would be refused as an unknown key.
             if key == "tuning" and value.get("method", old.get("method")) != old.get("method"):
                 old.clear()
             merge(old, value)
@@ -173,7 +180,7 @@ def parse_config(
     Args:
         values: sections and `out`, overrides included.
         source: the file that they come from, for messages.
-        overrides: what `parse_override` returned: problems of these keys are not laid to `source`.
+        overrides: what `parse_override` returned: problems with these keys are not attributed to `source`.
 
     Raises:
         ConfigError: every problem that was found, one a line.
@@ -192,7 +199,7 @@ def parse_config(
 
 
 def _refusal(problems: Sequence[str], source: str, overrides: Sequence[Mapping[str, object]]) -> ConfigError:
-    """Return the error that lays each problem to the overrides, where one of them touches its key, or to the file."""
+    """Return the error, which attributes a problem to the overrides if one touches its key, and else to the file."""
     changed = {
         f"{section}.{name}" if name else section
         for override in overrides
@@ -260,19 +267,19 @@ def _tuning(values: Mapping[str, object], problems: Problems) -> TuningConfig | 
 
 def _with_arguments(section: str, values: Mapping[str, object], problems: Problems) -> dict[str, object]:
     """Return a section's own keys, and those of transformers, which its source checks, under `arguments`."""
-    own = {field.name for field in dataclasses.fields(SECTIONS[section])} - {"arguments"}
+    ours = {field.name for field in dataclasses.fields(SECTIONS[section])} - {"arguments"}
     foreign = {
         key: "no" if value is False and key.endswith("_strategy") else value  # YAML reads a bare `no` as false
         for key, value in values.items()
-        if key not in own
+        if key not in ours
     }
     trl_config = _trl_config(section, values, problems)
     if trl_config is None or installed_versions.has_trl():
-        checked = build(installed_versions.arguments(section, trl_config), foreign, section, problems, also=own)
+        checked = build(installed_versions.arguments(section, trl_config), foreign, section, problems, also=ours)
     else:
         checked = foreign  # a run can be opened where nothing could check TRL's names; training asks for TRL
     arguments = foreign if checked is None else {key: checked[key] for key in foreign}
-    return {**{key: value for key, value in values.items() if key in own}, "arguments": arguments}
+    return {**{key: value for key, value in values.items() if key in ours}, "arguments": arguments}
 
 
 def _trl_config(section: str, values: Mapping[str, object], problems: Problems) -> str | None:

@@ -23,13 +23,16 @@ from cmexam_tune.core.strict import adapter
 from cmexam_tune.core.variants import suggest
 
 # Validators are built when they are first needed: most programs only pass these classes around.
+# Strict, since YAML tells "8" from 8: whoever wrote the one for the other is told so before anything is loaded.
 STRICT = ConfigDict(strict=True, extra="forbid", defer_build=True)
 
 
-def _as_tuple(value: object) -> Any:
+def _as_tuple(value: object) -> tuple[object, ...]:
     return tuple(value) if isinstance(value, list | tuple) else (value,)
 
 
+# Upper bounds are far above what anyone uses: they are there for slips (1e30, a seed of 20 digits), which libraries
+# would take and fail on long after the model was loaded.
 Count = Annotated[int, Field(ge=1, le=10**9)]
 Length = Annotated[int, Field(ge=1, le=10**6)]
 """Tokens of a text, or rows of a batch."""
@@ -141,7 +144,7 @@ def _check_fields(key: str, text: str, known: tuple[str, ...], needed: tuple[str
         fields = [(name, form, conversion) for _, name, form, conversion in string.Formatter().parse(text)]
     except ValueError as error:
         raise ValueError(f"{key}: {error}. {braces}") from None
-    fields = [field for field in fields if field[0] is not None]
+    fields = [field for field in fields if field[0] is not None]  # None: plain text up to the end
     for name, form, conversion in fields:
         if name not in known or form or conversion:
             shown = f"{name}{'!' + conversion if conversion else ''}{':' + form if form else ''}"
@@ -421,6 +424,7 @@ class Config:
         return {name: plain[name] for name in (*SECTIONS, "out")}
 
 
+# In the order in which a recipe is written and a run records it.
 SECTIONS: Mapping[str, type[Any]] = {
     "data": DataConfig,
     "prompt": PromptConfig,

@@ -80,7 +80,7 @@ class WrongUsage(UserError):
 
 
 def program(
-    function: Callable[..., Any] | None, epilog: str | Callable[[], str]
+    function: Callable[..., object] | None, epilog: str | Callable[[], str]
 ) -> Callable[[Callable[..., int | None]], Main]:
     """Turn the decorated function, which has a program's flags as parameters, into the program's `main(argv)`.
 
@@ -90,7 +90,8 @@ def program(
         epilog: end of the help, examples; a function is called only when the help is shown.
     """
     if function is not None and function.__module__ in sys.modules:
-        # `import cmexam_tune; cmexam_tune.train(...)`: the name is the module's, whose function is the program.
+        # `import cmexam_tune; cmexam_tune.train(...)`: the name is the module's, whose function is the program. Python
+        # looks `__call__` up in the class, so that the module needs one of its own.
         module: Any = sys.modules[function.__module__]
         module.__class__ = type("Program", (ModuleType,), {"__call__": staticmethod(function)})
 
@@ -114,22 +115,25 @@ def program(
     return decorate
 
 
-def _parameters(command: Callable[..., Any], function: Callable[..., Any]) -> list[inspect.Parameter]:
-    own = inspect.signature(command, eval_str=True).parameters
-    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in own.values()):
-        return list(own.values())
+def _parameters(command: Callable[..., object], function: Callable[..., object]) -> list[inspect.Parameter]:
+    """Return the parameters that are flags: the command's, and where it takes `**options`, the function's."""
+    declared = inspect.signature(command, eval_str=True).parameters
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in declared.values()):
+        return list(declared.values())
     options = inspect.signature(function, eval_str=True).parameters.values()
     return [
-        *(parameter for parameter in own.values() if parameter.kind is not parameter.VAR_KEYWORD),
-        *(option for option in options if option.kind is option.KEYWORD_ONLY and option.name not in own),
+        *(parameter for parameter in declared.values() if parameter.kind is not parameter.VAR_KEYWORD),
+        # A parameter that both have is the command's: its type or its help differs on the command line.
+        *(option for option in options if option.kind is option.KEYWORD_ONLY and option.name not in declared),
     ]
 
 
-def _summary(function: Callable[..., Any]) -> str:
+def _summary(function: Callable[..., object]) -> str:
+    """Return a docstring without its sections."""
     return re.split(r"\n\n\w+:\n", inspect.getdoc(function) or "")[0]
 
 
-def _descriptions(function: Callable[..., Any]) -> dict[str, str]:
+def _descriptions(function: Callable[..., object]) -> dict[str, str]:
     """Return the text of every parameter under `Args:`."""
     section = (inspect.getdoc(function) or "").partition("\nArgs:\n")[2].partition("\n\n")[0]
     return {name: " ".join(text.split()) for name, text in re.findall(r"^ {4}(\w+): (.*(?:\n {5}.*)*)", section, re.M)}
@@ -165,7 +169,7 @@ def _argument(parameter: inspect.Parameter, text: str) -> tuple[list[str], dict[
     return names, settings
 
 
-def _types(annotation: object) -> list[Any]:
+def _types(annotation: object) -> list[object]:
     """Return the members of a union, or the one type, without what `Annotated` adds."""
     if get_origin(annotation) is Annotated:
         return _types(get_args(annotation)[0])
@@ -188,6 +192,7 @@ def _names(parameter: inspect.Parameter) -> list[str]:
 
 
 def _default(parameter: inspect.Parameter) -> str:
+    """Return the default as the end of a flag's help; one that says nothing (None, false, empty) is left out."""
     value = parameter.default
     if value in (parameter.empty, None, "", ()) or isinstance(value, bool):
         return ""
@@ -244,6 +249,7 @@ class Parser(argparse.ArgumentParser):
 
     def read(self, argv: Sequence[str]) -> argparse.Namespace:
         """Return what a command line says; one that cannot be read ends the program."""
+        # Before argparse looks, which names an unknown flag only if no other is missing, and suggests nothing.
         known = list(self._option_string_actions)
         for word in argv:
             name = word.partition("=")[0]
@@ -281,7 +287,11 @@ def say(text: str = "") -> None:
 
 def in_notebook() -> bool:
     """Return whether this runs in a notebook, which shows standard error in red."""
-    return getattr(getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)(), "kernel", None) is not None
+    # Whoever runs in a notebook has IPython imported; importing it to ask would take longer than most programs run.
+    get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    shell = get_ipython() if get_ipython else None
+    # IPython in a terminal is a shell too; a notebook's has a kernel.
+    return getattr(shell, "kernel", None) is not None
 
 
 def note(text: str) -> None:
@@ -301,6 +311,7 @@ def run(main: Callable[[Sequence[str]], int | None], argv: Sequence[str] | None 
     except KeyboardInterrupt:
         _stop("interrupted", INTERRUPTED)
     except BrokenPipeError:
+        # `cmexam-tune recipes | head`: the reader has what it wanted. Python would complain once more at its exit.
         sys.stderr.close()
         sys.exit(1)
     except RuntimeError as error:
@@ -325,5 +336,6 @@ def _end_with_torchrun() -> None:
 
 
 def _stop(message: str, status: int) -> NoReturn:
+    # A message may quote a line of a file, which may be megabytes.
     note("\n".join(line if len(line) <= 1000 else f"{line[:900]} ... {line[-90:]}" for line in message.splitlines()))
     sys.exit(status)

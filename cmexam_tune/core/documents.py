@@ -22,7 +22,7 @@ KINDS: dict[type, str] = {dict: "an object with keys", list: "an array"}
 
 
 class Broken(DataError):
-    """A text that is not of its format at all."""
+    """A text that is not JSON or YAML at all; what reads several formats may try another one."""
 
 
 def read_text(path: str | Path, what: str, limit: int) -> str:
@@ -81,7 +81,7 @@ def parse_json(text: str, where: str, finite: bool = True) -> Any:
     return value
 
 
-def unique(pairs: list[tuple[str, Any]]) -> dict[str, object]:
+def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """Return a JSON object whose keys are distinct, else raise `ValueError`."""
     values = dict(pairs)
     if len(values) < len(pairs):
@@ -98,7 +98,10 @@ def _finite(text: str) -> float:
 
 
 def _check_size(value: object, where: str, most: float) -> None:
-    """Refuse a value of more than `MAX_DEPTH` levels, or of more than `most` values, level by level."""
+    """Refuse a value of more than `MAX_DEPTH` levels, or of more than `most` values.
+
+    Level by level and not recursively: a document that is nested too deep would end a recursion before it is refused.
+    """
     level, depth, count = [value], 0, 0
     while level:
         depth += 1
@@ -111,7 +114,7 @@ def _check_size(value: object, where: str, most: float) -> None:
         level = [inner for item in level for inner in _inside(item)]
 
 
-def _inside(item: object) -> list[Any]:
+def _inside(item: object) -> list[object]:
     if isinstance(item, dict):
         return [*item.values()]
     return [*item] if isinstance(item, list | tuple | set) else []

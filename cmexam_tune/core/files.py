@@ -29,14 +29,14 @@ MARKER = ".cmexam_tune"
 _JOURNAL = ".all-written"
 """File in a hidden folder all of whose files are whole; it holds their names."""
 _LONGEST_NAME = 40
-"""Characters of a file's name that its part's name repeats; in UTF-8, with prefix and suffix, below 255 bytes."""
+"""Characters of a file's name that the name of its part repeats: in UTF-8, with prefix and suffix, below 255 bytes."""
 
 
 def status(path: Path) -> os.stat_result | None:
-    """Return what is at a path (of a link: where it leads), None if nothing does.
+    """Return the status of what is at a path (of a link: of its target), None if nothing is there.
 
     Raises:
-        UserError: no path that can be: too long, a circle of links, not UTF-8, unreadable.
+        UserError: the path cannot be used: too long, a circle of links, a link to nothing, not UTF-8, unreadable.
     """
     shown = ascii(str(path))[1:-1] if not str(path).isprintable() else str(path)
     shown = shown if len(shown) <= 200 else f"{shown[:80]}...{shown[-80:]}"
@@ -87,7 +87,7 @@ def check_output(path: str | Path, overwrite: bool = False, inputs: Iterable[str
     Args:
         path: the file that will be written beside its place and renamed.
         overwrite: whether a file that is there may be replaced.
-        inputs: files that must stay, whatever was asked for.
+        inputs: files that are never replaced, not even with `overwrite`.
 
     Raises:
         UserError: something exists at `path` and `overwrite` is false; a folder, a link, a device, a pipe or one of the
@@ -98,6 +98,7 @@ def check_output(path: str | Path, overwrite: bool = False, inputs: Iterable[str
     if info is not None:
         if stat.S_ISDIR(info.st_mode):
             raise UserError(f"{path}: is a folder, a file is needed.")
+        # Renaming onto a link replaces the link and leaves the file that it names as it was: nobody expects that.
         if path.is_symlink() or not stat.S_ISREG(info.st_mode):
             raise UserError(f"{path}: is a link, a device or a pipe; it would be replaced. Name a file.")
         if clash := next((source for source in inputs if Path(source).exists() and path.samefile(source)), None):
@@ -218,8 +219,8 @@ def write_together(
 ) -> Iterator[Callable[[str], Path]]:
     """Yield a function that claims the name of a file in `out` and returns where to write it for now.
 
-    The files appear in `out` when the block ends without an error: all of them, also if the program is killed then,
-    because the next one finishes what was begun (and may then replace what it finished).
+    The files appear in `out` when the block ends without an error, and then all of them: if the program is killed while
+    they are moved, the next one that writes there moves the others (and may replace them without `overwrite`).
 
     Raises:
         UserError: `out` is a file, or a claimed name exists and `overwrite` is false, or it is one of `inputs`.
@@ -254,7 +255,7 @@ def _publish(part: Path) -> list[str]:
 
 @contextlib.contextmanager
 def parents_of(path: Path) -> Iterator[None]:
-    """Make the folders above `path`, and take back those that were made if the block ends with an error."""
+    """Make the folders above `path`; those that were missing are removed again if the block ends with an error."""
     missing = [folder for folder in path.parents if not folder.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     try:

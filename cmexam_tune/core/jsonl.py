@@ -14,6 +14,7 @@ from cmexam_tune.core.files import atomic_write, check_input, check_output
 from cmexam_tune.core.strict import Problems, build
 
 T = TypeVar("T")
+# One encoder for all lines; `vars` makes an object of a dataclass without `asdict`, which copies whatever is inside.
 _encode = json.JSONEncoder(ensure_ascii=False, check_circular=False, default=vars).encode
 
 
@@ -108,15 +109,19 @@ def dumps(record: object) -> str:
 
     Fields whose metadata is `schema.OMIT_IF_DEFAULT` are left out where they have their default.
     """
-    cls: Any = type(record)
-    silent = _omitted_defaults(cls).items()
-    return _encode({k: v for k, v in vars(record).items() if (k, v) not in silent} if silent else record)
+    cls: type = type(record)
+    defaults = _omitted_defaults(cls).items()
+    # Most records have no such field: they are encoded as they are, without a copy.
+    if not defaults:
+        return _encode(record)
+    return _encode({name: value for name, value in vars(record).items() if (name, value) not in defaults})
 
 
 @functools.cache
-def _omitted_defaults(cls: type[Any]) -> dict[str, object]:
+def _omitted_defaults(cls: type) -> dict[str, object]:
+    """Return field -> default of those that are left out where they have it; looked up once for each class."""
     fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
-    return {f.name: f.default for f in fields if f.metadata.get("omit_if_default")}
+    return {field.name: field.default for field in fields if field.metadata.get("omit_if_default")}
 
 
 def write(path: str | Path, records: Iterable[object], overwrite: bool = False) -> int:

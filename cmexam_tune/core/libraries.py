@@ -16,9 +16,9 @@ def verbose() -> bool:
 
 
 def quiet() -> None:
-    """Silence renames and tips of libraries, which a user of a recipe could not mend; errors stay.
+    """Silence deprecations and tips of libraries, which a user of a recipe can do nothing about; errors are shown.
 
-    To be called before they are imported, since some speak at their import. For their progress bars see
+    To be called before the libraries are imported, since some warn while they are. For their progress bars see
     `checkpoint.hide_bars`.
     """
     if verbose():

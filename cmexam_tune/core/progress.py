@@ -1,7 +1,7 @@
 """How far a piece of work is, how fast it goes and how long it will take, in the same words everywhere.
 
-On a terminal a bar, in a notebook a widget, else (a log, a pipe) a line now and then; of several processes (torchrun)
-the first speaks for all.
+On a terminal a bar, in a notebook a widget, else (a log, a pipe) a line now and then; with several processes (torchrun)
+only the first one reports.
 """
 
 import os
@@ -11,13 +11,24 @@ from collections.abc import Iterable, Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Protocol, TypeVar
 
 from cmexam_tune.core import cli
 
 T = TypeVar("T")
 EVERY, REFRESH = 30.0, 0.2
 """Seconds between two lines where there is no terminal; between two pictures where there is one."""
+
+
+class _Bar(Protocol):
+    """What is used of tqdm's bars, which have no types."""
+
+    n: float
+
+    def clear(self) -> object: ...
+    def refresh(self) -> object: ...
+    def close(self) -> object: ...
+    def set_description_str(self, text: str) -> object: ...
 
 
 class Progress:
@@ -38,7 +49,7 @@ class Progress:
         self.what, self.unit, self.total, self.done = what, unit, total, done
         self._before, self._started = done, time.monotonic()
         self._shown = shown and os.environ.get("RANK", "0") == "0"
-        self._bar: Any = None
+        self._bar: _Bar | None = None
         live = (cli.in_notebook() and find_spec("ipywidgets") is not None) or sys.stderr.isatty()
         self._live, self._every = live, REFRESH if live else EVERY
         self._next = self._started + (patience if live else EVERY)
@@ -112,9 +123,14 @@ class Progress:
         self.close()
 
 
-def _bar(text: str, total: int | None, done: int) -> Any:
-    make: Any = import_module("tqdm.notebook" if cli.in_notebook() else "tqdm").tqdm  # the one loads IPython
-    return make(desc=text, total=total, initial=done, bar_format="{desc} |{bar}|" if total else "{desc}", leave=False)
+def _bar(text: str, total: int | None, done: int) -> _Bar:
+    """Return a bar of tqdm, which draws it; the words beside it are ours, the same as in a log."""
+    # Not `tqdm.auto`, which loads IPython wherever it is installed.
+    tqdm = import_module("tqdm.notebook" if cli.in_notebook() else "tqdm").tqdm
+    bar: _Bar = tqdm(
+        desc=text, total=total, initial=done, bar_format="{desc} |{bar}|" if total else "{desc}", leave=False
+    )
+    return bar
 
 
 def pace(speed: float) -> str:

@@ -1,4 +1,7 @@
-"""Workbooks in which people review what programs propose: theirs, a later run adds to one and takes nothing."""
+"""Workbooks in which people review what programs propose.
+
+They belong to the people: columns may be moved and added, and a later run adds its rows and removes none.
+"""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -36,7 +39,7 @@ class SheetColumns:
 
     @property
     def needed(self) -> tuple[str, ...]:
-        """Columns by which the sheet is known."""
+        """Columns by which the sheet is found among others in the workbook."""
         return (*self.keys, *self.after[:1], self.review[0])
 
 
@@ -66,7 +69,7 @@ class ReviewSheet:
         import openpyxl
 
         self.layout, self.changed = layout, 0
-        """Rows that are not any more what they were."""
+        """How many rows hold something else than before this run."""
         self.touched = path is None
         """Whether anything in the workbook is new."""
         if path is None:

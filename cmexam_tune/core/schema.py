@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from cmexam_tune.core.errors import DataError
 
+# Ten: A to J are the letters that the readers of exam files and of outputs know.
 MIN_OPTIONS, MAX_OPTIONS = 2, 10
 LETTERS = frozenset(string.ascii_uppercase)
 GROUP = "group"

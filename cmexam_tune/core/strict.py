@@ -6,7 +6,7 @@ import re
 import reprlib
 import typing
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from cmexam_tune.core.variants import suggest
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
     from pydantic_core import ErrorDetails
 
+T = TypeVar("T")
 _encode = json.JSONEncoder(ensure_ascii=False, check_circular=False, default=str).encode
 
 
@@ -38,7 +39,9 @@ def adapter(cls: type) -> "TypeAdapter[Any]":
     return TypeAdapter(cls)
 
 
-def build(cls: type, values: Mapping[str, object], where: str, problems: Problems, also: Collection[str] = ()) -> Any:
+def build(
+    cls: type[T], values: Mapping[str, object], where: str, problems: Problems, also: Collection[str] = ()
+) -> T | None:
     """Return the dataclass (or TypedDict) `cls` of `values`, or None after adding their problems to `problems`.
 
     Args:
@@ -52,9 +55,10 @@ def build(cls: type, values: Mapping[str, object], where: str, problems: Problem
 
     # Strict pydantic takes a list for a tuple and an object for a dataclass only where it reads JSON.
     try:
-        return adapter(cls).validate_json(
+        record: T = adapter(cast(type, cls)).validate_json(
             _encode(values), strict=True, extra="ignore" if problems.more_keys else "forbid"
         )
+        return record
     except ValidationError as error:
         names = {*typing.get_type_hints(cls), *also}
         # Each choice of a union has its own error; the first says what is wanted.

@@ -33,6 +33,7 @@ PROTOCOLS: dict[Folder, str] = {
     "metrics": "MetricModule",
 }
 """The class in each package that says what its files provide: as functions, or (`IN_CONFIGS`) as a subclass."""
+# Of exams only: a map of columns is data. What trains, scores or answers is code, and looks like code.
 FROM_YAML: tuple[Folder, ...] = ("exams",)
 """Packages whose `from_yaml(path)` makes a variant of a YAML file: one beside the code, or the user's own."""
 IN_CONFIGS: tuple[Folder, ...] = ("families", "tuning", "objectives")
@@ -40,7 +41,7 @@ IN_CONFIGS: tuple[Folder, ...] = ("families", "tuning", "objectives")
 
 
 def names(folder: Folder) -> tuple[str, ...]:
-    """Return the names of the variants in a folder; what starts with `_` is none. An exam may be a YAML file."""
+    """Return the names of the variants in a folder; an exam may be a YAML file. Names with `_` in front are helpers."""
     package = importlib.import_module(PACKAGES[folder])
     stems = {m.name for m in pkgutil.iter_modules(package.__path__)} | {f.stem for f in _yamls(folder)}
     return tuple(sorted(name for name in stems if not name.startswith("_")))

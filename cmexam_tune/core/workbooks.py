@@ -9,6 +9,7 @@ from typing import Any
 
 from cmexam_tune.core.errors import DataError
 
+# An .xlsx is a zip: a few kilobytes can unpack to more than any memory holds.
 _LARGEST = 1 << 31
 """Bytes that a workbook may unpack to."""
 _MOST_CELLS = 50_000_000
@@ -54,7 +55,7 @@ def opened(path: Path, *, editable: bool = False) -> Iterator[Any]:
 
 
 def _forget_sizes(path: Path, book: Any) -> None:
-    """Let no cell far away make a sheet of 1,048,576 rows of 16,384 cells, which would take hours and all memory."""
+    """Keep a stray cell from making a sheet of 1,048,576 rows and 16,384 columns, which takes hours and all memory."""
     from openpyxl.worksheet._read_only import ReadOnlyWorksheet
 
     for sheet in book.worksheets:

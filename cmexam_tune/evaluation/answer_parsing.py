@@ -2,7 +2,7 @@
 
 The rules go from what can hardly be meant otherwise to what takes more reading; the first that applies decides, also
 where it decides that nothing can be read. Precision comes first: an output that a careful reader could take for two
-answers is unreadable. How well they do is measured on a labelled table: benchmarks/answers.py.
+answers is unreadable. benchmarks/answers.py measures the rules on a labelled table.
 
 A new phrase goes into the cue that it belongs to (`_ANSWER`, `_CHOOSE`, `_RIGHT`, `_WRONG`, `_WEAK`), a new kind of
 statement is a rule in `RULES`. The readers of other published scripts are in `scorers/`.
@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from cmexam_tune.core.schema import Question, letters
 
@@ -21,6 +21,7 @@ THINK, THOUGHT = "<think>", "</think>"
 """What a reasoning model puts around its thinking."""
 HALF = "\ufffd"
 """What a tokenizer gives for a part of a character."""
+# Keys under which models put the answer and its explanation where they write JSON, asked for or not.
 ANSWER_KEYS = ("answer", "答案", "正确答案", "最终答案", "选项", "option", "choice", "final_answer")
 EXPLANATION_KEYS = ("explanation", "解释", "解析", "分析", "理由", "reason", "rationale")
 
@@ -28,6 +29,7 @@ EXPLANATION_KEYS = ("explanation", "解释", "解析", "分析", "理由", "reas
 _HALF_WIDTH = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)} | {0x3000: " ", 0x00A0: " "}
 _MARKUP = re.compile("</?[a-z]+>|[*`#\"'“”‘’「」$]|__")
 _BOXED = re.compile(r"\\boxed\s*\{(?:\\text\s*\{)?([^{}]*)\}\}?")
+# The lookbehind keeps out the ends of words: the T of CT is no option letter.
 _LABEL = re.compile(r"(?<![A-Za-z0-9])([A-Z])[\s.、:,)(]*")
 _BETWEEN_ITEMS = re.compile(r"[\s,、;.。()-]*(?:选项)?")
 _BLANK = re.compile(r"[\s(]{4,}")
@@ -51,8 +53,12 @@ def still_thinking(text: str) -> bool:
     return THINK in text and THOUGHT not in text
 
 
-def json_field(text: str, keys: tuple[str, ...]) -> Any:
-    """Return the first value with one of `keys` in a JSON object inside the text, or a list of letters; else None."""
+def json_field(text: str, keys: tuple[str, ...]) -> object:
+    """Return the value of the first of `keys` that a JSON object inside the text has, or a JSON list of letters.
+
+    None where there is neither; a key whose value is null has the value "".
+    """
+    # Flat objects and lists only: no regular expression balances brackets, and models write answers flat.
     for match in _JSON.finditer(text):
         try:
             value = json.loads(match[0])
@@ -62,6 +68,7 @@ def json_field(text: str, keys: tuple[str, ...]) -> Any:
             named = {str(key).strip().lower(): item for key, item in value.items()}
             if values := [named[key] for key in keys if key in named]:
                 return values[0] if values[0] is not None else ""
+        # A list without a key can only be the answer: ["A", "C"].
         elif value and keys is ANSWER_KEYS and all(isinstance(item, str) and len(item) == 1 for item in value):
             return value
     return None
@@ -81,7 +88,7 @@ def plain(text: str) -> str:
 
 
 def _shortened(blank: str) -> str:
-    """Return a blank that says the same: same line, next line or next paragraph, then a bracket or none."""
+    """Return the shortest blank with the same meaning: within a line, a new line or a new paragraph; then a bracket."""
     return ("\n" * min(blank.count("\n"), 2) or "  ") + "(" * ("(" in blank)
 
 
@@ -99,14 +106,16 @@ def drop_option_texts(text: str, options: Mapping[str, str]) -> tuple[str, bool]
 
 
 def drop_cut_list(text: str, options: Mapping[str, str]) -> str:
-    """Return the text without a list of options at its end that was cut off within an option.
+    """Return the text without a list of options at its end that breaks off inside an option.
 
-    How many letters stand there says where the limit fell and not what is meant, so that none of them counts: neither
-    those before the cut nor, where the cut fell behind it, the last and bare one ("A. 睾丸<newline>B."). A list is of
-    options named one right after the other, each by its letter and its whole text, in the order of their letters, and
-    the last by its letter and the beginning of its text. One that opens a line does not go on what an earlier line
-    says: "答案：A. 睾丸<newline>B. 附" still answers A. A list that ends with a whole text may be an answer of several
-    letters and is left as it is.
+    A model that recites the options until it reaches its token limit names letters, but which letter comes last only
+    shows where the limit fell. None of them counts as an answer: not those before the break, and not a bare last
+    letter where the break fell right behind it ("A. 睾丸<newline>B.").
+
+    A list is a run of options in the order of their letters, each with its letter and its whole text, the last with its
+    letter and the beginning of its text. A list that opens a line does not continue what an earlier line says:
+    "答案：A. 睾丸<newline>B. 附" still answers A. A list whose last text is whole stays: it may be an answer of several
+    letters.
     """
     text = text.rstrip()
     start, end, last, opens_line = 0, 0, "", False
@@ -115,6 +124,7 @@ def drop_cut_list(text: str, options: Mapping[str, str]) -> str:
         if not option or match.start() < end:
             continue
         named = text.startswith(option, match.end())
+        # The beginning of an option's text only breaks off a list if it is the end of the whole text as well.
         if not named and not (end and option.startswith(text[match.end() : match.end() + len(option)])):
             continue
         goes_on = end > 0 and _BETWEEN_ITEMS.fullmatch(text, end, match.start()) is not None
@@ -128,7 +138,7 @@ def drop_cut_list(text: str, options: Mapping[str, str]) -> str:
 
 
 def letter_sets(question: Question, answer_sets: Literal["kind", "single", "multiple"]) -> list[str]:
-    """Return the legal answers: single letters, or all sorted subsets, smaller ones first.
+    """Return the answers that are allowed: single letters, or all sorted subsets, smaller ones first.
 
     Args:
         question: its options, and what the exam paper prints about the number of answers.
@@ -136,8 +146,8 @@ def letter_sets(question: Question, answer_sets: Literal["kind", "single", "mult
     """
     may_be_multiple = answer_sets == "multiple" or (answer_sets == "kind" and question.kind == "multiple")
     max_letters = len(question.options) if may_be_multiple else 1
-    chosen = (itertools.combinations(sorted(question.options), size) for size in range(1, max_letters + 1))
-    return ["".join(letters) for size in chosen for letters in size]
+    offered, sizes = sorted(question.options), range(1, max_letters + 1)
+    return ["".join(subset) for size in sizes for subset in itertools.combinations(offered, size)]
 
 
 # Letters, one or several with what people write between them; not a part of a word such as CT, HBsAg or B12. Their
@@ -150,15 +160,20 @@ _AFTER = (
     r"(?=$|[^一-鿿]|选项|[两三四五各]?项|是|为|均|都|正确|错|对|的|吧|而|不|因"
     r"|由于|理由|其|最|符合|这|或|还是|吗|呢|了|之一)"
 )
+# Before a cue: "不选A", "排除B" and "没有考虑C" state no answer.
 _NEGATED = re.compile(
     r"(?:[不没别勿未非]|排除|除外?|无法)(?:能|应该?|该|要|可以?|宜|会|可能|考虑|再|选择?|是|为|能是)*$"
 )
+# Behind letters: "A或者", "A吗", "A之一" leave the answer open.
 _DOUBTED = re.compile(r"\s*(?:选项|项)?\s*(?:或者?|还是|吗|呢|之一|\?)")
+# Before a cue: "若选A, ...", "也可选A" weigh an answer without giving it.
 _IF = re.compile(r"(?:如果?|若|假如|倘若)[^。;\n]{0,20}$|[既也又均都]可以?$")
 _JUDGES = re.compile(r"\s*(?:[对错]|不)")
 _ENDS = re.compile(r"\s*(?:$|[^\sA-Za-z一-鿿])")
+# Before a weak cue: "可能是B" is a guess.
 _MAY_BE = re.compile(r"(?:或许|也许|可能)(?:应该)?(?:是|为|选)?$")
 
+# "解答:" and "问答:" are headings, not "答:".
 _ANSWER = (
     r"(?:答\s*案\s*\)?|(?<![解问])答(?=\s*:)|结论(?=\s*:)|正解)"
     r"\s*(?:应该|应当|应|可能|就|只能)?\s*(?:是|为|选择?|包括|有)?[\s:,]*"
@@ -167,6 +182,7 @@ _ENGLISH = (
     r"(?i:\b(?:answer|option|choice)s?\b(?: to this question)?\s*(?:is|are|(?:should|must|would) be|:|=)?"
     r"|\b(?:choose|select|pick)\b)[\s:]*(?:(?i:option)\s*)?"
 )
+# "选项" is a noun: what follows it is talked about, not chosen.
 _CHOOSE = r"选(?:择|定)?(?!项)\s*:?\s*"
 _IS = r"的?(?:选项|选择|说法|叙述|描述|一项)?(?:应该?|就)?(?:是|为|有|包括|:)[\s:]*"
 _RIGHT = rf"(?:正确|合适|恰当|适当|准确|合理|最佳|符合题意|最符合|题意){_IS}"
@@ -174,15 +190,19 @@ _WRONG = rf"(?:错误|不正确|不对|不恰当|不符合|不属于|不包括|�
 _WEAK = r"(?:是|为|考虑)\s*:?\s*"
 
 _FILLER = r"(?:选项|[两三四五]项|项|的|说法|均|都|也|才|是|为|最|只有|[\s:])*"
+# 对 is also the beginning of words (对于, 对照, 对比, 对症, 对应, 对抗, 对着), which judge nothing.
 _JUDGED = re.compile(
     rf"{_GROUP}{_FILLER}"
     r"(?:(?P<right>正确|对(?![于照比症应抗着])|符合题意|符合要求|佳|首选|当选|合[适理]|恰当|√)|(?P<wrong>错|不正确|不对|不符合|不合[适理]|不恰当|有误|×))"
 )
+# Two views of one thing: a stem that surely asks for the wrong option, and one that may. Medical terms with a negative
+# in them (不良反应, 不全, 不孕) ask for nothing.
 _ASKS_WRONG = re.compile(
     "错误|不正确|不对|不属于|不包括|不符合|不恰当|不是|不应|不会|不宜|除外|除.{0,12}外|例外|有误|无关|禁忌"
 )
 _MAY_ASK_WRONG = re.compile("不(?!良|足|全|同|稳|孕|育|适)|[非除无未错误]|最小|最低|例外")
 _CLAUSES = re.compile("[。，,;；?？]")
+# "A为本题答案": the letters come before the cue.
 _MARKED = re.compile(
     rf"{_GROUP}(?:对|错误?|正确)?[,]?\s*(?:故|因此)?(?:为|是)?(?:本题|该题)的?(?:正确|最佳)?(?:答案|选项)"
 )
@@ -331,6 +351,7 @@ def _judged(output: _Output) -> _Decision:
     if not right and not wrong:
         return "next"
     chosen = right
+    # What is asked for stands in the last clause; a 不 in the case before it says nothing about the question.
     if _MAY_ASK_WRONG.search([clause for clause in _CLAUSES.split(output.stem) if clause.strip()][-1]):
         if len(wrong) == 1 and (len(right) > 1 or (output.asks_wrong and not right)):
             chosen = wrong
@@ -357,24 +378,27 @@ def _weak(output: _Output) -> _Decision:
     return "next" if not statements else statements[-1][1] or None
 
 
+_SHORT_OUTPUT = 40
+"""Characters up to which an output that mentions one option may mean that option."""
+_FILLING = re.compile("[\\s。.,、;:!()和与及以]|检查|治疗")
+"""What may stand beside option texts in an output that is nothing but these texts."""
+
+
 def _option_text(output: _Output) -> _Decision:
     """Take option texts written without a letter: as the answer, as all there is, or as the one that is recommended."""
     stated = re.findall(r"(?:答\s*案|正确选项)\)?\s*(?:应该|应)?\s*(?:是|为|:)[\s:]*([^。\n]+)", output.words)
     for segment in (*stated[-1:], output.words):
         mentioned, remainder = _mentions(output, segment)
-        if mentioned and not _REST.sub("", remainder):
+        if mentioned and not _FILLING.sub("", remainder):
             return letters("".join(mentioned))
     mentioned, _ = _mentions(output, output.words, longer_than=1)
-    if len(set(mentioned)) != 1 or len(output.words) > _SHORT:
+    if len(set(mentioned)) != 1 or len(output.words) > _SHORT_OUTPUT:
         return "next"
     before = output.words[: output.words.find(output.options[mentioned[0]])]
+    # "建议选用头孢曲松", or an output that is hardly more than the text; not "避免使用头孢曲松".
     recommended = re.search(r"(?:选|用|考虑|诊断|是|为|补充|做|行|应该?|:)[^。,;不]{0,3}$", before)
     mostly = 2 * len(output.options[mentioned[0]]) >= len(output.words.strip())
     return mentioned[0] if (recommended or mostly) and not re.search(r"[不无未非]|避免|禁", before[-8:]) else "next"
-
-
-_SHORT = 40
-_REST = re.compile("[\\s。.,、;:!()和与及以]|检查|治疗")
 
 
 def _mentions(output: _Output, segment: str, longer_than: int = 0) -> tuple[list[str], str]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, TypedDict
 
 import yaml
 
@@ -26,11 +26,12 @@ Score = Callable[[Sequence[Graded]], Scores]
 
 MINIMUM = 30
 """Below this many questions a cell is marked where no paper sets its own limit (an interval wider than 35 points)."""
+# Upper ends, inclusive: a stem of exactly 10 characters is in the first bin.
 LENGTH_EDGES = (10, 20, 30, 40, 60, 80, 100, 150, 200, 300)
-_NAMED = re.compile(r"(?<![A-Za-z0-9])[A-J]+(?![A-Za-z0-9])")
+_LETTER_RUN = re.compile(r"(?<![A-Za-z0-9])[A-J]+(?![A-Za-z0-9])")
 """Letters that stand alone, as in `A、B错`; `ACEI` is a word where E or I is no option."""
-_NAMING = 0.7
-"""Share of an option's bigrams in an explanation from which on it is named."""
+_NAMING_SHARE = 0.7
+"""An option counts as named from this share of its bigrams on: its words recur in a text, its wording rarely."""
 SEVERAL, UNREADABLE = "several", "unreadable"
 
 
@@ -72,8 +73,9 @@ class FacetDefinition:
         for name in (*self.values, *self.further):
             if folded in map(_fold, (name.name, name.zh, name.en, *name.also)):
                 return name
-        begun = [name for name in self.values if len(folded) > 3 and _fold(name.zh).startswith(folded.rstrip(".…"))]
-        return begun[0] if len(begun) == 1 else FacetValue(value, value, value)
+        # Three characters or fewer begin too many names, and cut nothing off.
+        candidates = [name for name in self.values if _fold(name.zh).startswith(folded.rstrip(".…"))]
+        return candidates[0] if len(folded) > 3 and len(candidates) == 1 else FacetValue(value, value, value)
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,7 @@ def definitions() -> tuple[FacetDefinition, ...]:
 
 
 def _definition(item: Mapping[str, Any]) -> FacetDefinition:
+    # YAML has lists where the frozen classes, which are keys of mappings, need tuples.
     names = {
         key: tuple(FacetValue(**{**value, "also": tuple(value.get("also", ()))}) for value in item.get(key, ()))
         for key in ("values", "further")
@@ -160,10 +163,12 @@ def _table(facet: str, graded: Sequence[Graded], scores: Mapping[str, Scores], s
         spellings[definition.recognise(value)].append(value)
     cells = []
     for name, values in spellings.items():
-        own = scores[values[0]]
+        group_scores = scores[values[0]]
+        # Scores of two spellings do not add up (intervals, F1): their questions are scored together.
         if len(values) > 1:
-            own = score([item for item in graded if item.question.facets.get(facet) in values])
-        cells.append(Cell(name.name, name.zh, name.en, tuple(values), own, _count(own) < definition.minimum))
+            group_scores = score([item for item in graded if item.question.facets.get(facet) in values])
+        small = _count(group_scores) < definition.minimum
+        cells.append(Cell(name.name, name.zh, name.en, tuple(values), group_scores, small))
     order = {name.name: i for i, name in enumerate(definition.values)} if definition.ordered else {}
     cells.sort(key=lambda cell: (order.get(cell.name, len(order)), -_count(cell.scores), cell.name))
     # A cell without published answers, or without one readable output where the scorer drops those, has no accuracy.
@@ -178,26 +183,38 @@ def _count(scores: Scores) -> int:
     return n
 
 
-def by_length(graded: Iterable[Graded], score: Score) -> list[dict[str, Any]]:
-    """Return accuracy by the number of characters of the question (the paper's Figure 3), shortest first.
+LengthBin = TypedDict(
+    "LengthBin",
+    {
+        "from": int,
+        "to": int | None,
+        "n": int,
+        "accuracy": float | None,
+        "accuracy_ci": list[float] | None,
+        "small": bool,
+    },
+)
+"""The questions whose stem has `from` to `to` characters; the last bin is open, its `to` is None."""
 
-    Each item is {"from":, "to":, "n":, "accuracy":, "accuracy_ci":, "small":}; the last bin is open, `to` is null.
-    """
+
+def by_length(graded: Iterable[Graded], score: Score) -> list[LengthBin]:
+    """Return accuracy by the number of characters of the question (CMExam's Figure 3), shortest first."""
     bins: dict[int, list[Graded]] = defaultdict(list)
     for item in graded:
         bins[sum(len(item.question.stem) > edge for edge in LENGTH_EDGES)].append(item)
-    rows = []
-    for i in sorted(bins):
-        scores = score(bins[i])
-        rows.append(
-            {
-                "from": LENGTH_EDGES[i - 1] + 1 if i else 1,
-                "to": LENGTH_EDGES[i] if i < len(LENGTH_EDGES) else None,
-                **{key: scores[key] for key in ("n", "accuracy", "accuracy_ci")},
-                "small": len(bins[i]) < MINIMUM,
-            }
-        )
-    return rows
+    return [_length_bin(place, score(items)) for place, items in sorted(bins.items())]
+
+
+def _length_bin(place: int, scores: Scores) -> LengthBin:
+    n, accuracy, interval = _count(scores), scores["accuracy"], scores["accuracy_ci"]
+    return {
+        "from": LENGTH_EDGES[place - 1] + 1 if place else 1,
+        "to": LENGTH_EDGES[place] if place < len(LENGTH_EDGES) else None,
+        "n": n,
+        "accuracy": accuracy if isinstance(accuracy, int | float) else None,
+        "accuracy_ci": interval if isinstance(interval, list) else None,
+        "small": n < MINIMUM,
+    }
 
 
 def confusion(graded: Iterable[Graded]) -> dict[str, object]:
@@ -207,14 +224,18 @@ def confusion(graded: Iterable[Graded]) -> dict[str, object]:
     "counts": [gold][predicted]}; questions without a published answer do not count.
     """
     pairs = Counter((_label(item.question.answer), _label(item.answer)) for item in graded if item.question.answer)
-    used = sorted({name for pair in pairs for name in pair if len(name) == 1})
-    gold = [*used, *([SEVERAL] if any(g == SEVERAL for g, _ in pairs) else [])]
-    predicted = [*used, SEVERAL, UNREADABLE]
-    return {"gold": gold, "predicted": predicted, "counts": [[pairs[g, p] for p in predicted] for g in gold]}
+    used = sorted({label for pair in pairs for label in pair if len(label) == 1})
+    # A row for every key that occurs; a column for every output that a model can write, as zeros say something there.
+    rows = [*used, *([SEVERAL] if any(gold == SEVERAL for gold, _ in pairs) else [])]
+    columns = [*used, SEVERAL, UNREADABLE]
+    counts = [[pairs[gold, predicted] for predicted in columns] for gold in rows]
+    return {"gold": rows, "predicted": columns, "counts": counts}
 
 
 def _label(answer: str | None) -> str:
-    return UNREADABLE if not answer else answer if len(answer) == 1 else SEVERAL
+    if not answer:
+        return UNREADABLE
+    return answer if len(answer) == 1 else SEVERAL
 
 
 @dataclass(frozen=True)
@@ -235,7 +256,8 @@ class PartialCredit:
 def partial_credit(graded: Sequence[Graded]) -> dict[str, PartialCredit]:
     """Return the scores of `all` questions in the denominator, of `single` (one right letter) and `multiple`.
 
-    A part without questions is left out. Not what the paper prints but the published answer says which is which.
+    The published answer decides which part a question belongs to, not what the paper prints about it: CMExam prints
+    nothing. A part without questions is left out.
     """
     counted = [item for item in graded if item.counted]
     parts = {
@@ -320,6 +342,7 @@ def subset(name: str, graded: Sequence[Graded], ids: Collection[str], comparison
     gain = gain_only = None
     if comparison is not None and counted:
         gain = 100 * (len(comparison.gained) - len(comparison.lost)) / len(counted)
+        # Of the same denominator as `gain`, so that subset and remainder add up to it.
         of_these = sum(i in ids for i in comparison.gained) - sum(i in ids for i in comparison.lost)
         gain_only = 100 * of_these / len(counted)
     return Subset(
@@ -368,7 +391,11 @@ def conflicts(item: Graded) -> bool:
 
 
 def consistency(graded: Sequence[Graded]) -> Consistency | None:
-    """Return how explanations and answers agree; None where nothing was explained."""
+    """Return how explanations and answers agree; None where nothing was explained.
+
+    The exam's own explanations are measured by the same rule, since no rule finds every mention: only the two numbers
+    beside each other say whether a model treats as many options as the authors do.
+    """
     explained = [item for item in graded if item.explanation]
     if not explained:
         return None
@@ -392,11 +419,12 @@ def consistency(graded: Sequence[Graded]) -> Consistency | None:
 def treated(explanation: str, options: Mapping[str, str]) -> float:
     """Return the share of the options that an explanation names: by letter, or by at least 70% of their bigrams."""
     text = plain(explanation)
-    runs = [run for run in _NAMED.findall(explanation) if set(run) <= set(options)]
+    # From the text as it is written: `plain` is in lower case and joins what stood apart.
+    runs = [run for run in _LETTER_RUN.findall(explanation) if set(run) <= set(options)]
     letters_named = {letter for run in runs for letter in run}
     named = 0
     for letter, option in options.items():
         words = plain(option)
         pairs = {words[i : i + 2] for i in range(max(len(words) - 1, 1))}
-        named += letter in letters_named or sum(pair in text for pair in pairs) >= _NAMING * len(pairs)
+        named += letter in letters_named or sum(pair in text for pair in pairs) >= _NAMING_SHARE * len(pairs)
     return named / len(options)

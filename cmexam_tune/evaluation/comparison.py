@@ -87,6 +87,7 @@ def text_intervals(graded: Sequence[Graded], smoothing: str) -> dict[str, list[f
     intervals = significance.bootstrap(
         significance.by_cluster(rows, clusters(explained)), lambda sums: corpus_scores(sums, smoothing)
     )
+    # `corpus_scores` goes on with precision and recall of each ROUGE; the first six are those of `TEXT`.
     return {name: list(interval) for name, interval in zip(TEXT, intervals, strict=False)}
 
 
@@ -107,8 +108,8 @@ def compare(
     explained = [(before, after) for before, after in zip(baseline, run, strict=True) if before.text and after.text]
     if explained:
         shared = clusters([before for before, _ in explained])
-        rows = [rows_of(text for pair in explained if (text := pair[side].text)) for side in (0, 1)]
-        first, second = (significance.by_cluster(side, shared) for side in rows)
+        first = significance.by_cluster(rows_of(before.text for before, _ in explained if before.text), shared)
+        second = significance.by_cluster(rows_of(after.text for _, after in explained if after.text), shared)
         differences = significance.paired_bootstrap(first, second, lambda sums: corpus_scores(sums, smoothing))
         metrics |= dict(zip(TEXT, differences, strict=False))
     return Comparison(
@@ -150,14 +151,15 @@ def _smallest(n: int, disagreeing: int) -> float | None:
 def pairwise(runs: Mapping[str, Sequence[Graded]]) -> tuple[RunPair, ...]:
     """Return every pair of runs, in the order of the runs, with p-values corrected for multiple comparisons."""
     compared = []
-    for (first, a), (second, b) in itertools.combinations(runs.items(), 2):
-        pairs = [(x, y) for x, y in zip(a, b, strict=True) if x.question.answer]
-        lost = sum(x.correct and not y.correct for x, y in pairs)
-        gained = sum(y.correct and not x.correct for x, y in pairs)
-        difference = 100 * sum(y.right - x.right for x, y in pairs) / max(len(pairs), 1)
+    for first, second in itertools.combinations(runs, 2):
+        both = zip(runs[first], runs[second], strict=True)
+        pairs = [(before, after) for before, after in both if before.question.answer]
+        lost = sum(before.correct and not after.correct for before, after in pairs)
+        gained = sum(after.correct and not before.correct for before, after in pairs)
+        difference = 100 * sum(after.right - before.right for before, after in pairs) / max(len(pairs), 1)
         p_value = significance.mcnemar(lost, gained)
         compared.append(RunPair(first, second, difference, p_value, p_value, _smallest(len(pairs), lost + gained)))
-    # Every further pair that is tested makes a low p-value by chance more likely.
+    # Each pair that is tested is another chance of a low p-value.
     adjusted = significance.holm([pair.p_value for pair in compared])
     return tuple(replace(pair, adjusted_p=p) for pair, p in zip(compared, adjusted, strict=True))
 
@@ -189,12 +191,13 @@ def ranking(runs: Mapping[str, Scores]) -> tuple[str, ...]:
 
 def agreement(runs: Mapping[str, Sequence[Graded]]) -> dict[str, float]:
     """Return {"first | second": percentage of questions with the same readable answer} for every pair of runs."""
-    return {
-        f"{first} | {second}": 100
-        * sum(x.answer is not None and x.answer == y.answer for x, y in zip(a, b, strict=True))
-        / max(len(a), 1)
-        for (first, a), (second, b) in itertools.combinations(runs.items(), 2)
-    }
+    shares = {}
+    for first, second in itertools.combinations(runs, 2):
+        pairs = list(zip(runs[first], runs[second], strict=True))
+        # Two unreadable outputs agree on nothing.
+        same = sum(item.answer is not None and item.answer == other.answer for item, other in pairs)
+        shares[f"{first} | {second}"] = 100 * same / max(len(pairs), 1)
+    return shares
 
 
 @dataclass(frozen=True)
@@ -294,26 +297,21 @@ def decompose(
         raise ValueError("two gradings of the same questions in the same order are needed")
     in_subset = [(our, their) for our, their in pairs if scorer.subset is None or scorer.subset(their.question)]
     counted = [their for _, their in pairs if their.counted]
-    # From the first to the last each differs from the one before in one thing: that is a step's name.
-    accuracies = (
-        average([our for our, _ in pairs], ()),
-        average([our for our, _ in in_subset], ()),
-        average([their for _, their in in_subset], ()),
-        average(counted, ()),
-        average(counted, scorer.averages.get(scorer.headline, ())),
-    )
-    steps = [
-        None if before is None or after is None else after - before for before, after in itertools.pairwise(accuracies)
-    ]
+    # Each accuracy differs from the one before in one thing, which gives the step between the two its name.
+    standard = average([our for our, _ in pairs], ())
+    of_subset = average([our for our, _ in in_subset], ())
+    as_read = average([their for _, their in in_subset], ())
+    of_counted = average(counted, ())
+    reported = average(counted, scorer.averages.get(scorer.headline, ()))
     return ScoreDecomposition(
         profile=scorer.name,
         n=len(pairs),
-        standard=accuracies[0],
-        by_subset=steps[0],
-        by_reading=steps[1],
-        by_denominator=steps[2],
-        by_average=steps[3],
-        theirs=accuracies[4],
+        standard=standard,
+        by_subset=_step(standard, of_subset),
+        by_reading=_step(of_subset, as_read),
+        by_denominator=_step(as_read, of_counted),
+        by_average=_step(of_counted, reported),
+        theirs=reported,
         scored=len(counted),
         subset=scorer.subset_name,
         headline=scorer.headline,
@@ -324,6 +322,10 @@ def decompose(
         ),
         mark=prompt_mark(scorer, style),
     )
+
+
+def _step(before: float | None, after: float | None) -> float | None:
+    return None if before is None or after is None else after - before
 
 
 def prompt_mark(scorer: Scorer, style: str | None) -> str | None:

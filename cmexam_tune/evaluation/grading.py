@@ -1,7 +1,7 @@
 """Which questions are scored, how a scorer reads each output, and what they count: from predictions to scores."""
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -15,7 +15,9 @@ from cmexam_tune.evaluation.text_metrics import PairStatistics
 from cmexam_tune.prompts import order
 
 _UNREAD = "无答案"
+"""Label of an unreadable output for precision, recall and F1, as CMExam's scripts call it."""
 _SHOWN = 5
+"""Ids that a message names."""
 
 
 @dataclass(frozen=True)
@@ -145,39 +147,39 @@ def _writes_explanations(
 
 def _readings(scorer: Scorer, matched: Sequence[tuple[Question, Prediction]]) -> list[Reading]:
     """Return what the scorer reads; of two ways to read, the one that is right more often over all questions."""
-    ways = [scorer.read] if scorer.second is None else [scorer.read, scorer.second]
-    candidates = [
-        [
+
+    def all_by(read: Callable[[str, Question], Reading]) -> list[Reading]:
+        return [
             # A scorer is given the whole output, as its script is; what is thinking, it decides itself.
             scorer.vote(output.votes, question) if scorer.vote and output.votes else read(output.text, question)
             for question, output in matched
         ]
-        for read in ways
-    ]
 
     def right(readings: Sequence[Reading]) -> float:
         return sum(
             scorer.right(reading.answer, question) for reading, (question, _) in zip(readings, matched, strict=True)
         )
 
-    return max(candidates, key=right)
+    readings = all_by(scorer.read)
+    return readings if scorer.second is None else max(readings, all_by(scorer.second), key=right)
 
 
 def _match(questions: Sequence[Question], predictions: Sequence[Prediction]) -> list[tuple[Question, Prediction]]:
     by_id = {prediction.question_id: prediction for prediction in predictions}
     known = {question.id for question in questions}
-    problems = [
-        f"{len(ids)} {what}: {', '.join(ids[:_SHOWN])}{', ...' if len(ids) > _SHOWN else ''}"
-        for what, ids in (
-            ("questions have no prediction", [q.id for q in questions if q.id not in by_id]),
-            ("predictions belong to no question", [name for name in by_id if name not in known]),
+    mismatches = {
+        "questions have no prediction": [question.id for question in questions if question.id not in by_id],
+        "predictions belong to no question": [name for name in by_id if name not in known],
+    }
+    if any(mismatches.values()):
+        problems = "; ".join(
+            f"{len(ids)} {problem}: {', '.join(ids[:_SHOWN])}{', ...' if len(ids) > _SHOWN else ''}"
+            for problem, ids in mismatches.items()
+            if ids
         )
-        if ids
-    ]
-    if problems:
         raise DataError(
             f"predictions and questions do not match ({len(by_id)} predictions, {len(known)} questions); "
-            f"{'; '.join(problems)}. Score the questions file that was predicted; an interrupted predict continues "
+            f"{problems}. Score the questions file that was predicted; an interrupted predict continues "
             "where it stopped when it is started again; --answered-only scores the questions that have a prediction, "
             "--limit N the first N (after predict --limit N)."
         )
@@ -187,10 +189,12 @@ def _match(questions: Sequence[Question], predictions: Sequence[Prediction]) -> 
 def score(graded: Sequence[Graded], scorer: str | Scorer = "standard") -> Scores:
     """Return the scores of any subset of what `grade` returned.
 
-    `n` questions, `scored` of them in the denominator of accuracy (gold answers are published, the scorer scores
-    such questions and did not drop the output), `answered` readable. accuracy, its 95% interval (Wilson's, or that of a
-    bootstrap of whole groups where questions share a case), BLEU and ROUGE are percentages; precision, recall and
-    weighted_f1 are fractions as scikit-learn gives them. None stands for what cannot be computed.
+    `n` is the number of questions. `scored` of them are in the denominator of accuracy: the answer is published, the
+    scorer scores such questions and did not drop the output. `answered` have a readable output.
+
+    Accuracy, its 95% interval (Wilson's, or that of a bootstrap of whole groups where questions share a case), BLEU and
+    ROUGE are percentages; precision, recall and weighted_f1 are fractions, as scikit-learn gives them. None stands for
+    what cannot be computed.
     """
     scorer = scorers.get(scorer)
     scored = [item for item in graded if item.counted]
@@ -222,6 +226,7 @@ def _interval(scored: Sequence[Graded]) -> list[float] | None:
     if not scored:
         return None
     groups = clusters(scored)
+    # Wilson's interval takes questions as independent; those of one case are not, and it would be too short.
     if groups is None:
         return [100 * end for end in significance.wilson(sum(item.right for item in scored), len(scored))]
     import numpy as np
@@ -237,8 +242,8 @@ def weighted(pairs: Sequence[tuple[str, str]]) -> dict[str, float | None]:
     scikit-learn's `average="weighted"`: per answer string, weighted by how often it is the gold answer; 0 where a label
     is never predicted. Recall equals accuracy.
     """
-    gold, predicted = Counter(g for g, _ in pairs), Counter(p for _, p in pairs)
-    hits = Counter(g for g, p in pairs if g == p)
+    gold, predicted = Counter(label for label, _ in pairs), Counter(label for _, label in pairs)
+    hits = Counter(label for label, given in pairs if label == given)
     sums = dict.fromkeys(("precision", "recall", "weighted_f1"), 0.0)
     for label, support in gold.items():
         sums["precision"] += support * hits[label] / max(predicted[label], 1)

@@ -10,14 +10,18 @@ from cmexam_tune.core.errors import DataError
 from cmexam_tune.prompts import STYLES
 
 _PLACES = {"questions", "run", "versions", "result"}
+# What may differ between two runs that are seeds of one experiment.
 _SEEDS = {"seed", "data_seed", "shots_seed"}
 _ENGINE = ("engine", "dtype", "attn_implementation")
-"""How settings of the section `model` begin that say what computes it and not what it is."""
+"""Prefixes of those settings under `model` that say what computes the model and not which model it is."""
 _NOT_THE_EXPERIMENT = {"out", "data", "output_dir", "logging_dir", "run_name"}
 
 
 def section(values: Mapping[str, object], key: str) -> Mapping[str, Any]:
-    """Return the mapping under a key of a JSON object, empty where there is none: the file may be anybody's."""
+    """Return the mapping under a key of a JSON object, an empty one where there is none.
+
+    The file may be another tool's or edited by hand: a missing or odd section is unknown, not an error.
+    """
     value = values.get(key)
     return value if isinstance(value, Mapping) else {}
 
@@ -53,13 +57,13 @@ class PredictionMetadata:
     @property
     def computed_by(self) -> str | None:
         """What computed the outputs: the engine with its version, the type of the weights, and what it promises."""
-        how = section(section(self.values, "result"), "decoding")
-        if not isinstance(how.get("dtype"), str):
+        decoding = section(section(self.values, "result"), "decoding")
+        if not isinstance(decoding.get("dtype"), str):
             return None
-        engine, version = how.get("engine"), how.get("engine_version")
-        if engine is None:
+        engine, version = decoding.get("engine"), decoding.get("engine_version")
+        if engine is None:  # our own decoding, whose version is that of the library below it
             engine, version = "transformers", section(self.values, "versions").get("transformers")
-        facts = [how["dtype"], *(["batch-invariant"] if how.get("batch_invariant") is True else [])]
+        facts = [decoding["dtype"], *(["batch-invariant"] if decoding.get("batch_invariant") is True else [])]
         return f"{engine} {version} ({', '.join(facts)})"
 
     @property
@@ -92,7 +96,7 @@ class PredictionMetadata:
         return f"{name} {trained_or_adapter}".rstrip(), sampled if generation.get("do_sample") else 0.0
 
     @property
-    def asked(self) -> Any:
+    def asked(self) -> Mapping[str, object]:
         """What two computations of one experiment have in common: the model, and all that it was asked."""
         from cmexam_tune.config.settings import SPEED  # pydantic, for this rare question only
 
@@ -103,7 +107,7 @@ class PredictionMetadata:
         return {"model": model, "prompt": self.prompt, "generation": generation, **sums}
 
     @property
-    def experiment(self) -> Any:
+    def experiment(self) -> Mapping[str, object]:
         """What two seeds of one experiment have in common."""
         trained = self.values.get("run") is not None
         keys = {key for key in self.values if key not in _PLACES and not key.endswith("sha256")}
@@ -133,13 +137,16 @@ def are_seeds_of_one_experiment(runs: Sequence[PredictionMetadata]) -> bool:
 
 def computed_differently(before: PredictionMetadata, after: PredictionMetadata) -> str | None:
     """Return `A instead of B` where two runs differ in nothing but what computed them; else, or if unknown, None."""
-    engines = before.computed_by, after.computed_by
-    if None in engines or engines[0] == engines[1] or before.asked != after.asked:
+    old, new = before.computed_by, after.computed_by
+    if old is None or new is None or old == new or before.asked != after.asked:
         return None
-    return f"{engines[1]} instead of {engines[0]}"
+    return f"{new} instead of {old}"
 
 
-def _without_seeds(value: object) -> Any:
-    if not isinstance(value, Mapping):
-        return value
-    return {key: _without_seeds(item) for key, item in value.items() if key not in _SEEDS | _NOT_THE_EXPERIMENT}
+def _without_seeds(values: Mapping[str, object]) -> dict[str, object]:
+    """Return nested settings without those that are a seed or a place."""
+    return {
+        key: _without_seeds(value) if isinstance(value, Mapping) else value
+        for key, value in values.items()
+        if key not in _SEEDS | _NOT_THE_EXPERIMENT
+    }

@@ -127,6 +127,7 @@ def paired_interval(only_first: int, only_second: int, n: int) -> tuple[float, f
 
 
 def _tango(only_first: int, only_second: int, n: int) -> tuple[float, float]:
+    """Return Tango's score interval: the differences that his test of the two counts does not reject."""
     z = NormalDist().inv_cdf(0.5 + LEVEL / 2)
 
     def score(difference: float) -> float:
@@ -150,6 +151,7 @@ def _tango(only_first: int, only_second: int, n: int) -> tuple[float, float]:
 
 
 def _conditional(only_first: int, only_second: int, n: int) -> tuple[float, float]:
+    """Return Newcombe's method 3: Clopper and Pearson's limits of the share of flips, scaled to all questions."""
     from scipy.special import betaincinv
 
     flips, tail = only_first + only_second, (1 - LEVEL) / 2
@@ -179,7 +181,7 @@ def bootstrap(
 
     values = np.concatenate([statistic(counts @ rows) for counts in _resamples(len(rows), resamples, seed)])
     low, high = np.quantile(values, [0.5 - LEVEL / 2, 0.5 + LEVEL / 2], axis=0)
-    return [(float(a), float(b)) for a, b in zip(low, high, strict=True)]
+    return [(float(start), float(end)) for start, end in zip(low, high, strict=True)]
 
 
 def paired_bootstrap(
@@ -316,13 +318,17 @@ def kappa(first: Sequence[Label], second: Sequence[Label], weights: Literal["qua
     if not n:
         return None
 
-    def cost(a: Label, b: Label) -> float:
-        return float(a != b) if weights is None else (float(a) - float(b)) ** 2
+    def cost(label: Label, other: Label) -> float:
+        return float(label != other) if weights is None else (float(label) - float(other)) ** 2
 
-    observed = math.fsum(cost(a, b) for a, b in zip(first, second, strict=True)) / n
-    first_counts, second_counts = Counter(first), Counter(second)
-    expected = math.fsum(cost(a, b) * m * k for a, m in first_counts.items() for b, k in second_counts.items()) / n**2
-    return 1 - observed / expected if expected else None
+    observed = math.fsum(cost(label, other) for label, other in zip(first, second, strict=True)) / n
+    # What two judges would miss each other by, did each give its labels as often as it does, but at random.
+    expected = math.fsum(
+        cost(label, other) * count * other_count
+        for label, count in Counter(first).items()
+        for other, other_count in Counter(second).items()
+    )
+    return 1 - observed / (expected / n**2) if expected else None
 
 
 def judge_agreement(first: Sequence[float], second: Sequence[float]) -> dict[str, float | None]:

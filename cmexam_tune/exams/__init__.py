@@ -49,14 +49,14 @@ AUTO = "auto"
 
 
 def with_guesses(columns: str, path: Path) -> str:
-    """Return a map in which `auto` stands no more: what is found in a file, and after it what the map says itself.
+    """Return a map with `auto` replaced by the columns found in a file; fields that the map names are not guessed.
 
     Raises:
         DataError: the file's columns cannot be told for certain.
     """
-    own = columns.partition(",")[2]
-    guessed = guess(path, [entry.partition("=")[0].strip() for entry in own.split(",")])
-    return ",".join(filter(None, (guessed, own)))
+    stated = columns.partition(",")[2]
+    guessed = guess(path, [entry.partition("=")[0].strip() for entry in stated.split(",")])
+    return ",".join(filter(None, (guessed, stated)))
 
 
 def load(name: str, columns: str | None = None) -> tuple[Exam, Fields | None]:

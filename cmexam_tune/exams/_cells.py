@@ -5,6 +5,7 @@ What had to be repaired or dropped is told row by row, as `RowReport`.
 
 import ast
 import datetime
+import itertools
 import json
 import re
 import unicodedata
@@ -32,6 +33,7 @@ _LETTER = "[A-Za-zＡ-Ｚａ-ｚ]"
 _MARK = r"(?:[.．、:：)）]\s*|\s+[、．:：]\s*|\s+)"
 _OPTION = re.compile(rf"\s*[(（]?({_LETTER})(?:{_MARK}(.*)|$)", re.DOTALL)
 _UNMARKED = re.compile(rf"\s*({_LETTER})([^\x00-\x7fＡ-Ｚａ-ｚ].*)", re.DOTALL)
+# Nearly all options are written as plain `A text` lines: one match reads them, where the general way tries each line.
 _PLAIN_TEXT = r" +([^\s、．:：](?:[^\n]*\S)?)[^\S\n]*"
 _PLAIN = re.compile(
     f"A{_PLAIN_TEXT}\nB{_PLAIN_TEXT}"
@@ -142,6 +144,7 @@ class Cells:
         return letters("".join(chosen)) or None
 
     def _with_text(self, part: str, options: Mapping[str, str], _: int) -> list[str]:
+        """Return the letter of the option whose text is `part`; the third argument is that of `_counted`."""
         named = [letter for letter, text in options.items() if text == part]
         if len(named) > 1:
             raise UnreadableRow("answer is the text of several options")
@@ -150,6 +153,8 @@ class Cells:
         return named
 
     def _counted(self, part: str, options: Mapping[str, str], first: int) -> list[str]:
+        """Return the letters of the options that the numbers in `part` count, starting at `first`."""
+        # Numbers count options as they were written, which sorting has changed.
         if _SORTED in self.repairs:
             raise UnreadableRow("answer counts options that are out of order")
         named = []
@@ -212,12 +217,12 @@ class Cells:
             raise UnreadableRow(f"more than {MAX_OPTIONS} options")
         texts = dict(zip(_LETTERS, (_plain(item).strip() for item in items), strict=False))
         places = [letter for letter, text in texts.items() if text]
-        own = _lettered([text for text in texts.values() if text])
-        printed = [letter for letter, _ in own]
+        lettered = _lettered([text for text in texts.values() if text])
+        printed = [letter for letter, _ in lettered]
         # `C 反应蛋白` beside options that begin with no letter is a text: only if all have one, the letters are theirs.
-        if own and (printed == places or "".join(sorted(printed)) == _LETTERS[: len(printed)]):
-            return own + [(letter, "") for letter in texts if letter not in places and letter not in printed]
-        if printed == sorted(printed) and own and set(printed) <= _SINGLE_LETTERS:
+        if lettered and (printed == places or "".join(sorted(printed)) == _LETTERS[: len(printed)]):
+            return lettered + [(letter, "") for letter in texts if letter not in places and letter not in printed]
+        if printed == sorted(printed) and lettered and set(printed) <= _SINGLE_LETTERS:
             raise UnreadableRow("option letters skip one")
         return [*_without_letters(texts).items()]
 
@@ -272,10 +277,10 @@ class Cells:
 
 
 def check_answer(answer: str, options: Mapping[str, str]) -> None:
-    """Refuse an answer that names no option.
+    """Refuse an answer with a letter that no option has.
 
     Raises:
-        UnreadableRow: it does.
+        UnreadableRow: it has one.
     """
     if answer not in options and not set(answer) <= set(options):
         raise UnreadableRow("answer letter with no option")
@@ -360,6 +365,7 @@ def _one_line(text: str) -> list[str]:
     if not marks or text[: marks[0][0]].strip():
         return [text]
     looks_like_options = False
+    # First only letters marked as the first one is (`A.`): a `B ` in the text of an option is then no mark.
     for tried in ([mark for mark in marks if mark[2] == marks[0][2]], marks):
         starts, strays = list[int](), list[tuple[int, str]]()
         for start, letter, _ in tried:
@@ -372,7 +378,7 @@ def _one_line(text: str) -> list[str]:
         looks_like_options = True
         used = _LETTERS[: len(starts)]
         if not any(letter in used or (start > starts[-1] and letter in _LETTERS) for start, letter in strays):
-            return [text[a:b] for a, b in zip(starts, [*starts[1:], len(text)], strict=True)]
+            return [text[start:end] for start, end in itertools.pairwise([*starts, len(text)])]
     if looks_like_options:
         raise UnreadableRow("options in one line cannot be told apart")
     return [text]

@@ -25,12 +25,20 @@ LAYOUTS = {"cmexam": ("question", "options", "answer"), "cmb": ("question", "opt
 
 
 class ResolvedColumns:
-    """The columns of the rows that have the same columns."""
+    """Which field of the map each column holds, for all rows that have the same columns."""
 
     def __init__(
         self, path: Path, names: Sequence[str], wanted: Mapping[str, Sequence[str]], *, header: bool = True
     ) -> None:
-        """Resolve each wanted field; with `header` no option column may be missing in the middle of a range."""
+        """Resolve each wanted field.
+
+        Args:
+            path: names the file in messages, and is the value of `#file`.
+            names: the columns, in their order.
+            wanted: field -> names that its column may have, the first that is there wins.
+            header: whether the rows stand under a common header. No column of a range of options may then be missing
+                in its middle, while JSON objects leave out keys that are empty.
+        """
         self._file, self._header = path.stem, header
         self._all, self._alike = names, dict[str, list[str]]()
         for name in names:
@@ -40,6 +48,7 @@ class ResolvedColumns:
         """Why no row with these columns can be read for certain, empty where all is well."""
         self._columns: dict[str, tuple[str | None, ...]] = {}
         for field, aliases in wanted.items():
+            # Resolved one after the other: an alias that comes later may be ambiguous and need not be looked at.
             columns = next(filter(None, map(self._resolve, aliases)), ())
             if columns:
                 self._columns[field] = columns
@@ -55,9 +64,11 @@ class ResolvedColumns:
         self._check_shared()
 
     def _doubt(self, problem: str) -> None:
+        """Record why the columns cannot be told for certain, unless an earlier reason is known."""
         self.problem = self.problem or problem
 
     def _check_shared(self) -> None:
+        """Doubt a column that two of stem, answer and options name: one of the two is a slip of the map."""
         fields = dict[str | None, str]()
         for field in ("stem", "answer", "options"):
             for column in filter(None, self._columns.get(field, ())):
@@ -112,11 +123,11 @@ class ResolvedColumns:
         """Whether there is a column for the field."""
         return self.column[field] is not None
 
-    def value(self, column: str, item: Mapping[str, object]) -> Any:
+    def value(self, column: str, item: Mapping[str, object]) -> object:
         """Return the cell of a column."""
         return self._file if column == FILE else item.get(column)
 
-    def one(self, field: str, item: Mapping[str, object]) -> Any:
+    def cell(self, field: str, item: Mapping[str, object]) -> object:
         """Return the cell of a field, None where the file has no such column."""
         return item.get(self.column[field])
 
@@ -135,6 +146,7 @@ class Columns:
 
     def of(self, item: Mapping[str, object]) -> ResolvedColumns:
         """Return which columns of this row are which field."""
+        # Resolved once for each set of columns: a table has one, JSON objects that leave out empty keys a few.
         key = tuple(item)
         if (resolved := self._known.get(key)) is None:
             resolved = self._known[key] = ResolvedColumns(self.path, key, self.wanted, header=self.header)
@@ -151,10 +163,10 @@ class Columns:
         return names
 
     def check(self, item: Mapping[str, object], needed: Sequence[str]) -> None:
-        """Refuse a file that lacks what is needed.
+        """Refuse a file that lacks a needed column, or has columns of another exam.
 
         Raises:
-            DataError: it does; the message lists the columns found.
+            DataError: one of the two; the message lists the columns found and what to do.
         """
         resolved = self.of(item)
         for exam, signs in SIGNS.items():
@@ -167,15 +179,15 @@ class Columns:
         if missing := [field for field in needed if not resolved.has(field)]:
             lacking = "; ".join(f"{field} ({' or '.join(self.wanted[field]) or 'not mapped'})" for field in missing)
             answers = {"id", "answer"} <= set(item) and not resolved.has("stem")
-            hint = " This looks like a file of answers: give it as --answers." if answers else _other(item)
+            hint = " This looks like a file of answers: give it as --answers." if answers else _hint_of_layout(item)
             raise DataError(
                 f"{self.path}: no column for {lacking}. Found: {', '.join(map(str, item))}. Name it with --map, for "
                 f"example --map {missing[0]}=COLUMN.{hint}"
             )
 
 
-def _other(item: Mapping[str, object]) -> str:
-    """Say which exam's layout the columns of a row are."""
+def _hint_of_layout(item: Mapping[str, object]) -> str:
+    """Return a hint for the end of a message where a row has the layout of a known exam, else ""."""
     names = {plain(name) for name in item}
     for exam, layout in LAYOUTS.items():
         if names >= {plain(name) for name in layout}:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from cmexam_tune.core import documents
 from cmexam_tune.core.errors import ConfigError, DataError, UserError
@@ -25,13 +25,17 @@ from cmexam_tune.exams._cells import (
     tell,
 )
 from cmexam_tune.exams._columns import Columns, ResolvedColumns
+from cmexam_tune.exams._tables import Row
 
 Kind = Literal["single", "multiple"]
 Names = tuple[str, ...]
-Row = Mapping[str, Any]
-Derive = Callable[[Path, Row], Callable[[Row], dict[str, str]]]
-"""Gets a file and its first row, returns what makes further facets of a row."""
+FurtherFacets = Callable[[Row], dict[str, str]]
+"""Makes facets of a row that no single column holds."""
+Derive = Callable[[Path, Row], FurtherFacets]
+"""Gets a file and its first row, and returns what makes further facets of all its rows."""
+# What a column says beyond these two is kept as the facet `question_type`; CMB's prompts print it.
 _USUAL = ("单项选择题", "多项选择题")
+# The types of Chinese medical papers: A (one best of five) and B (matching) have one answer, X any number.
 _SINGLE = ("单项", "单选", "A1", "A2", "A3", "A4", "A型", "B1", "B型", "C型", "最佳选择", "配伍")
 _MULTIPLE = ("多项", "多选", "X型")
 
@@ -82,7 +86,7 @@ class Fields:
 
 @dataclass(frozen=True)
 class FieldsExam:
-    """An exam that is nothing but its map."""
+    """An exam that its map of columns describes completely."""
 
     fields: Fields
     derive: Derive | None = None
@@ -148,8 +152,7 @@ def _build(values: object, where: str) -> Fields:
     fields = build(Fields, values, "", problems)
     if fields is None:
         raise ConfigError(f"{where}: {'; '.join(problems)}.")
-    exam_fields: Fields = fields
-    return exam_fields
+    return fields
 
 
 def read_questions(
@@ -178,7 +181,7 @@ def read_questions(
 
 
 class _File:
-    """One raw file: its columns, and the loop over its rows."""
+    """One raw file: its columns, and the one loop over its rows."""
 
     def __init__(self, path: Path, fields: Fields, published: Mapping[str, str] | None) -> None:
         self.path, self.stem, self.fields, self.published = path, path.stem, fields, published
@@ -186,31 +189,36 @@ class _File:
         self.header = path.suffix.lower() not in (".json", ".jsonl")
         self.columns = Columns(path, fields.columns(), fields.ignore, header=self.header)
 
-    def questions(self, report: Reporter, derive: Any) -> Iterator[Question]:
-        """Yield what can be read; report the rest."""
-        reasons, rows, kept, counted_first = Counter[str](), dict[str, int](), 0, False
-        further: Callable[[Mapping[str, Any]], dict[str, str]] = lambda _: {}  # noqa: E731
+    def questions(self, report: Reporter, derive: Derive | None) -> Iterator[Question]:
+        """Yield the questions that can be read, and report every other row.
+
+        Raises:
+            DataError: wrong columns, a repeated id, answers that count from elsewhere, or nothing that can be read.
+        """
+        reasons, rows_by_id = Counter[str](), dict[str, int]()
+        kept, counted_first = 0, False
+        further_facets: FurtherFacets | None = None
         for row, item in _tables.read(self.path):
-            found = self.columns.of(item)
-            if found.problem:
+            columns = self.columns.of(item)
+            if columns.problem:
                 raise DataError(
-                    f"{self.path}: {found.problem}. Found: {', '.join(filter(None, item))}. Rename the columns, or "
+                    f"{self.path}: {columns.problem}. Found: {', '.join(filter(None, item))}. Rename the columns, or "
                     "name them with --map as they are written."
                 )
             if row == 1:
                 needed = ["stem", "options", *["answer"] * (self.fields.answers == "required")]
                 needed += self.fields.named if self.header else ()
                 self.columns.check(item, list(dict.fromkeys(needed)))
-                further = derive(self.path, item) if derive else further
+                further_facets = derive(self.path, item) if derive else None
             for name in self.columns.unread_now():
                 report(RowReport(row, "unread", name))
-            name = self._id(row, item, found, rows)
+            name = self._id(row, item, columns, rows_by_id)
             cells = Cells()
             try:
-                question = self._question(name, cells, item, found, further)
+                question = self._question(name, cells, item, columns, further_facets)
             except UnreadableRow as error:
                 reasons[str(error)] += 1
-                report(RowReport(row, "dropped", str(error), _texts(item, found)))
+                report(RowReport(row, "dropped", str(error), _texts(item, columns)))
                 continue
             if cells.repairs:
                 tell(report, row, cells.repairs)
@@ -235,45 +243,59 @@ class _File:
                 "If 1 is the first option, say answer_as=number."
             )
 
-    def _id(self, row: int, item: Mapping[str, object], found: ResolvedColumns, rows: dict[str, int]) -> str:
-        if not (value := found.one("id", item)) and value != 0:
+    def _id(self, row: int, item: Row, columns: ResolvedColumns, rows_by_id: dict[str, int]) -> str:
+        """Return the exam's own id of a row, `<file stem>:<row>` where it has none; 0 is an id like any other."""
+        if not (value := columns.cell("id", item)) and value != 0:
             if self.published is not None:
                 why = "--answers are joined by id. Files that hold their own answers need a command without --answers."
                 raise DataError(f"{self.path}: item {row} has no id, {why}")
             return f"{self.stem}:{row}"
         name = str(value).strip()
-        if name in rows:
-            raise DataError(f"{self.path}: items {rows[name]} and {row} have the same id {name!r}. Each needs its own.")
-        rows[name] = row
+        if name in rows_by_id:
+            raise DataError(
+                f"{self.path}: items {rows_by_id[name]} and {row} have the same id {name!r}. Each needs its own."
+            )
+        rows_by_id[name] = row
         return name
 
     def _question(
-        self, name: str, cells: Cells, item: Mapping[str, Any], found: ResolvedColumns, further: Any
+        self, name: str, cells: Cells, item: Row, columns: ResolvedColumns, further_facets: FurtherFacets | None
     ) -> Question:
+        """Return the question in a row.
+
+        Raises:
+            UnreadableRow: it cannot be read; the message is the reason.
+        """
         if _tables.BROKEN in item:
-            raise UnreadableRow(item[_tables.BROKEN])
-        at, get = found.column, item.get
-        if isinstance(get(at["stem"]), _tables.Merged):
+            raise UnreadableRow(str(item[_tables.BROKEN]))
+        # Not by `columns.cell`: a dozen calls for each row of CMB-train would be three million.
+        column, get = columns.column, item.get
+        if isinstance(get(column["stem"]), _tables.Merged):
             raise UnreadableRow("a question over several rows (merged cells)")
-        stem, answer_cell = cells.stem(get(at["stem"])), get(at["answer"])
-        answer = None if self.fields.answer_as != "letters" else self._answer(name, cells, answer_cell, found)
-        if len(found.letters) > 1:
-            options = cells.by_column({letter: get(column) for letter, column in found.letters.items()})
+        stem, answer_cell = cells.stem(get(column["stem"])), get(column["answer"])
+        as_letters = self.fields.answer_as == "letters"
+        # Letters can be read before the options, other answers only after them. The order of the two decides which
+        # reason is counted where a row lacks both.
+        answer = self._answer(name, cells, answer_cell, columns) if as_letters else None
+        if len(columns.letters) > 1:
+            options = cells.by_column({letter: get(option) for letter, option in columns.letters.items()})
         else:
-            options = cells.options(get(at["options"]))
-        if self.fields.answer_as != "letters":
+            options = cells.options(get(column["options"]))
+        if not as_letters:
             chosen = cells.chosen(answer_cell, options, self.fields.answer_as)
-            answer = self._answer(name, cells, chosen, found)
+            answer = self._answer(name, cells, chosen, columns)
         if answer is not None:
             check_answer(answer, options)
-        facets = {facet: text for facet, column in found.facets if (text := cells.text(found.value(column, item)))}
-        kind = self._kind(cells.text(get(at["kind"])), facets)
-        if case := cells.text(get(at["case"])):
+        facets = {facet: text for facet, place in columns.facets if (text := cells.text(columns.value(place, item)))}
+        kind = self._kind(cells.text(get(column["kind"])), facets)
+        if case := cells.text(get(column["case"])):
+            # Some copies already have the case in front of each stem.
             stem = stem if stem.startswith(case) else f"{case}\n{stem}"
-        if group := cells.text(get(at["group"])) or case:
+        if group := cells.text(get(column["group"])) or case:
             facets[GROUP] = group_label(group)
-        facets.update(further(item))
-        return Question(name, stem, options, answer, cells.text(get(at["explanation"])), kind, facets)
+        if further_facets is not None:
+            facets.update(further_facets(item))
+        return Question(name, stem, options, answer, cells.text(get(column["explanation"])), kind, facets)
 
     def _kind(self, printed: str | None, facets: dict[str, str]) -> Kind | None:
         if not printed:
@@ -282,19 +304,19 @@ class _File:
             facets["question_type"] = printed
         return self.fields.kinds.get(printed) or printed_kind(printed)
 
-    def _answer(self, name: str, cells: Cells, cell: object, found: ResolvedColumns) -> str | None:
+    def _answer(self, name: str, cells: Cells, cell: object, columns: ResolvedColumns) -> str | None:
         """Return the answer, None where it is unpublished."""
-        own = cells.answer(cell)
+        answer = cells.answer(cell)
         if self.published is not None:
             joined = cells.answer(self.published.get(name))
-            if joined and own and joined != own:
+            if joined and answer and joined != answer:
                 raise UnreadableRow("answer differs from the file of answers")
-            own = joined or own
-        if own is None:
-            unpublished = self.fields.answers == "unpublished" or not found.has("answer")
+            answer = joined or answer
+        if answer is None:
+            unpublished = self.fields.answers == "unpublished" or not columns.has("answer")
             if self.published is not None or not unpublished:
                 raise UnreadableRow(NO_ANSWER)
-        return own
+        return answer
 
 
 @cache
@@ -312,8 +334,9 @@ def group_label(text: str) -> str:
     return blake2b("".join(text.split()).encode(), digest_size=6).hexdigest()
 
 
-def _texts(item: Mapping[str, object], found: ResolvedColumns) -> dict[str, str]:
-    return {name: Cells().text(found.one(name, item)) or "" for name in ("stem", "answer", "explanation")}
+def _texts(item: Row, columns: ResolvedColumns) -> dict[str, str]:
+    """Return what a dropped row says, as far as it can be read: the papers' statistics count it."""
+    return {name: Cells().text(columns.cell(name, item)) or "" for name in ("stem", "answer", "explanation")}
 
 
 def read_answers(path: Path) -> dict[str, str]:

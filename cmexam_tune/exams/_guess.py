@@ -50,12 +50,12 @@ def guess(path: Path, named: Sequence[str] = ()) -> str:
     rows = [item for _, item in itertools.islice(_tables.read(path), SAMPLE)]
     columns = [name for name in rows[0] if name[:1] not in ("", "#")] if rows else []
     places = {name: place for place, name in enumerate(rows[0] if rows else (), 1)}
-    found = {
-        field: next((name for wanted in wanted_names for name in columns if plain(name) == wanted), None)
-        for field, wanted_names in NAMES.items()
+    column_of = {
+        field: next((column for name in names for column in columns if plain(column) == name), None)
+        for field, names in NAMES.items()
     }
     spread = _spread(columns, places)
-    entries = {field: _written(name, places) for field, name in found.items() if name is not None}
+    entries = {field: _written(name, places) for field, name in column_of.items() if name is not None}
     if spread:
         entries["options"] = _range(spread, places)
     for field in ("stem", "options", "answer"):
@@ -65,9 +65,9 @@ def guess(path: Path, named: Sequence[str] = ()) -> str:
                 f"--map auto,{field}=COLUMN."
             )
     if "answer" in entries and not {"answer", "answer_as"} & set(named):
-        answers = [row.get(str(found["answer"])) for row in rows]
+        answers = [row.get(str(column_of["answer"])) for row in rows]
         entries["answer_as"] = _answer_as(path, answers, rows, spread)
-    facets = [name for name in columns if plain(name) in FACETS and name not in found.values()]
+    facets = [name for name in columns if plain(name) in FACETS and name not in column_of.values()]
     entries |= {f"facet:{name}": _written(name, places) for name in facets if not _SPECIAL.search(name)}
     return ",".join(f"{field}={name}" for field, name in entries.items() if field not in named)
 
@@ -89,6 +89,7 @@ def _spread(columns: Sequence[str], places: Mapping[str, int]) -> list[str]:
             run = [named[sign] for sign in itertools.takewhile(named.__contains__, signs)]
             if len(run) > 1 and before in PREFIXES:
                 spreads.append((PREFIXES.index(before), bool(after), -len(run), run[:MAX_OPTIONS]))
+    # The likeliest prefix first, a letter at the end before one at the start, the longest run before shorter ones.
     return min(spreads)[-1] if spreads else []
 
 

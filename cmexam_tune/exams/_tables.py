@@ -6,7 +6,7 @@ import json
 import re
 import zipfile
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,7 +17,8 @@ from cmexam_tune.core.errors import DataError
 from cmexam_tune.core.files import check_input
 from cmexam_tune.core.jsonl import read_objects
 
-Row = Mapping[str, Any]
+Row = Mapping[str, object]
+"""Column -> cell; what a cell may be depends on the format: a text, a number, a date, a list, an object, None."""
 BROKEN = ""
 """Key of what is wrong with a row whose cells cannot be told apart: it has more or fewer of them than columns."""
 SECTION = "#section"
@@ -64,7 +65,7 @@ def _csv(path: Path) -> Iterator[Row]:
             _find_not_utf8(path)
 
 
-def _table(path: Path, rows: Iterable[list[Any]], *, exact: bool = False) -> Iterator[Row]:
+def _table(path: Path, rows: Iterable[Sequence[object]], *, exact: bool = False) -> Iterator[Row]:
     """Yield the rows below the header.
 
     Args:
@@ -81,6 +82,7 @@ def _table(path: Path, rows: Iterable[list[Any]], *, exact: bool = False) -> Ite
         if header is None:
             header, width = _header(path, cells), len(cells)
             continue
+        # A short row lacks its last columns; what a long one has too much is looked at below.
         row = dict(zip(header, cells, strict=False))
         count = len(cells)
         if count > len(header) and any(cell not in ("", None) for cell in cells[len(header) :]):

@@ -66,8 +66,8 @@ def read_clin(path: str | Path) -> Iterator[Case]:
         names.add(name)
         pairs = item.get("QA_pairs")
         if not isinstance(pairs, list) or not pairs:
-            found = f"{pairs!r:.40}" if "QA_pairs" in item else f"the keys {', '.join(item)}"
-            raise DataError(f"{where}: QA_pairs must be a list of questions with their answers, found {found}.")
+            content = f"{pairs!r:.40}" if "QA_pairs" in item else f"the keys {', '.join(item)}"
+            raise DataError(f"{where}: QA_pairs must be a list of questions with their answers, found {content}.")
         turns = tuple(_clin_pair(pair, f"{where}, question {number}") for number, pair in enumerate(pairs, 1))
         yield Case(name, str(item.get("title", "")), _clin_text(item, "description", where), turns)
     if not names:

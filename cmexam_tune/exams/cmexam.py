@@ -5,15 +5,16 @@ exam takers who were right, in place of the difficulty level: the level is then 
 of the whole file (as the authors compute it with pandas' `cut`), `1` the easiest; it takes one more pass.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from cmexam_tune.core.errors import DataError
 from cmexam_tune.core.schema import Question
 from cmexam_tune.exams import _tables
 from cmexam_tune.exams._cells import Reporter
-from cmexam_tune.exams._fields import Fields, read_questions
+from cmexam_tune.exams._fields import Fields, FurtherFacets, read_questions
+from cmexam_tune.exams._tables import Row
 
 _RATE = "正确率"
 _LEVEL = "Difficulty level"
@@ -55,7 +56,7 @@ def read(files: Sequence[Path], answers: Path | None = None, report: Reporter = 
     yield from read_questions(FIELDS, files, None, report, difficulty)
 
 
-def difficulty(path: Path, first: Mapping[str, object]) -> Callable[[Mapping[str, Any]], dict[str, str]]:
+def difficulty(path: Path, first: Row) -> FurtherFacets:
     """Return what gives a row its difficulty level from the share of exam takers who were right, where there is one."""
     if _RATE not in first or _LEVEL in first:
         return lambda _: {}
@@ -69,10 +70,10 @@ def difficulty(path: Path, first: Mapping[str, object]) -> Callable[[Mapping[str
 
 
 def _rate_range(path: Path) -> tuple[float, float] | None:
-    rates = (_rate(cells.get(_RATE)) for _, cells in _tables.read(path))
-    low, high = float("inf"), float("-inf")
-    for rate in rates:
-        if rate is not None:
+    """Return the lowest and the highest rate of a file, None where no row has one."""
+    low, high = math.inf, -math.inf
+    for _, item in _tables.read(path):
+        if (rate := _rate(item.get(_RATE))) is not None:
             low, high = min(low, rate), max(high, rate)
     return (low, high) if low <= high else None
 
@@ -83,7 +84,7 @@ def _rate(value: object) -> float | None:
         number = float(text.rstrip("%％"))
     except ValueError:
         return None
-    return number if number == number else None
+    return None if math.isnan(number) else number
 
 
 def _level(rate: float, low: float, high: float) -> int:

@@ -8,7 +8,7 @@ from cmexam_tune.core.schema import Case, Question, Turn
 from cmexam_tune.prompts import PromptRequest, chat_template, rounds
 
 NO_OPTIONS = {"A": "-", "B": "-"}
-"""A turn is put as a question that nobody chooses in."""
+"""Of a turn that is asked like a question: a `Question` has two options at least, and nobody reads these."""
 
 
 def is_cases(path: str | Path) -> bool:

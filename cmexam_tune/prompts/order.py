@@ -9,7 +9,7 @@ import dataclasses
 import math
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from cmexam_tune.core.schema import Question, letters
 from cmexam_tune.prompts.question_checks import contradicted, not_shufflable
@@ -26,6 +26,7 @@ _REFERENCE = re.compile(
     rf"|(?<![\u4e00-\u9fff]){_RUN}\s*[为是](?:本题的?)?(?:正确|错误)?答案"
 )
 """Words that make letters an option's: `故选C`, `（A错B对）`, `B、D项`, `E为本题正确答案`."""
+# Medical terms with a letter that is no option's.
 _TERM = re.compile(r"维生素\s*[A-E](?![A-Za-z0-9])|(?<![A-Za-z0-9])(?:B超|C反应蛋白)")
 _BY_PLACE = re.compile(r"第[一二三四五]个?(?:选项|答案|项)|[前后][两三四二][项个者]|最后一?个?(?:选项|项)")
 
@@ -108,6 +109,7 @@ def shuffled(question: Question, seed: int) -> Question:
         return question
     order = f"shuffle:{seed}"
     new = moved(question, order)
+    # From the end, so that the places of those before stay right.
     for start, end in reversed(spans):
         run = letters("".join(new[letter] for letter in explanation[start:end]))
         explanation = explanation[:start] + run + explanation[end:]
@@ -122,14 +124,19 @@ def _letters_of_options(text: str, question: Question) -> list[tuple[int, int]] 
     terms = [match.span() for match in _TERM.finditer(text)]
     spans = []
     for match in _WORD.finditer(text):
-        start, end = match.span()
-        if not _like_options(match[0], question) or any(a <= start and end <= b for a, b in terms):
+        span = match.span()
+        if not _like_options(match[0], question) or _within(span, terms):
             continue
         exact = set(match[0]) <= set(question.options) and len(set(match[0])) == len(match[0])
-        if not exact or not any(a <= start and end <= b for a, b in named):
+        # A letter that might be an option's and is not surely one: moving it or leaving it could both be wrong.
+        if not exact or not _within(span, named):
             return None
-        spans.append((start, end))
+        spans.append(span)
     return spans
+
+
+def _within(span: tuple[int, int], others: Sequence[tuple[int, int]]) -> bool:
+    return any(start <= span[0] and span[1] <= end for start, end in others)
 
 
 def _like_options(word: str, question: Question) -> bool:

@@ -24,6 +24,7 @@ _UPWARD = re.compile(
     r"|^其(?!中|他|它|余)"
 )
 _LONGEST_WITHOUT_CASE = 45
+"""Characters of a stem that can lack its case; a longer one that points upward mostly has the case in itself."""
 _TOGETHER = re.compile(
     r"^(?:以上|上述)|(?:以上|上述|上列|前述)(?:[都均皆各全无非哪任诸三两四五]|者|选项|情况|因素|内容|答案|说法)"
     r"|前[两二三四](?!角)|后[两二三四](?!角)|[两二三四]者|[各全]项|选项[A-J]|[A-J](?:项|选项)"
@@ -54,7 +55,10 @@ def contradicted(question: Question) -> str | None:
     stated = {letter for letters in groups for letter in letters if "A" <= letter <= "J"}
     if stated:
         return None if stated & set(question.answer) else f"says {''.join(sorted(stated))}, answer {question.answer}"
-    marks = {sign: {letter for m in _MARK.finditer(text) if m[2] == sign for letter in m[1]} for sign in "对错"}
+    marks: dict[str, set[str]] = {"对": set(), "错": set()}
+    for match in _MARK.finditer(text):
+        marks[match[2]].update(match[1])
+    # A letter that is marked both ways, as in a quotation of a wrong view, says nothing.
     right, wrong = marks["对"] - marks["错"], marks["错"] - marks["对"]
     if not _NEGATIVE.search(question.stem) and right and set(question.answer) <= wrong:
         return f"marks {''.join(sorted(right))} as right and {''.join(sorted(question.answer))} as wrong"

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cmexam_tune.core.normalise import plain
 from cmexam_tune.core.schema import Question
@@ -16,6 +16,7 @@ from cmexam_tune.core.schema import Question
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+    from scipy.sparse import csr_matrix
 
 K1, B = 1.5, 0.75
 """How soon a repeated bigram stops to count, and how much a long passage has to hold for the same weight."""
@@ -31,7 +32,7 @@ class Passage:
 
 
 def bigrams(text: str) -> Counter[str]:
-    """Return how often each pair of neighbouring characters is in a text, without what does not count in it."""
+    """Return how often each pair of neighbouring characters occurs in the plain form of a text."""
     letters = plain(text)
     return Counter(letters[i : i + 2] for i in range(max(len(letters) - 1, min(len(letters), 1))))
 
@@ -41,32 +42,33 @@ class Bm25:
     """An index of passages."""
 
     passages: Sequence[Passage]
-    _column: dict[str, int] = field(default_factory=dict)
+    _row: dict[str, int] = field(default_factory=dict)
+    """Bigram -> its row of the weights."""
 
     @cached_property
-    def _weights(self) -> Any:
+    def _weights(self) -> "csr_matrix":
         """Sparse [bigrams, passages]: what a bigram of the question adds to the score of each passage."""
         import numpy as np
         from scipy import sparse
 
         counts = [bigrams(passage.text) for passage in self.passages]
-        rows = [self._column.setdefault(pair, len(self._column)) for own in counts for pair in own]
-        columns = np.repeat(np.arange(len(counts)), [len(own) for own in counts])
-        times = np.array([count for own in counts for count in own.values()], dtype=np.float64)
-        lengths = np.array([own.total() for own in counts], dtype=np.float64)
-        holding = np.bincount(rows, minlength=len(self._column))
+        rows = [self._row.setdefault(pair, len(self._row)) for passage in counts for pair in passage]
+        columns = np.repeat(np.arange(len(counts)), [len(passage) for passage in counts])
+        times = np.array([count for passage in counts for count in passage.values()], dtype=np.float64)
+        lengths = np.array([passage.total() for passage in counts], dtype=np.float64)
+        holding = np.bincount(rows, minlength=len(self._row))
         rarity = np.log1p((len(counts) - holding + 0.5) / (holding + 0.5))
         damping = K1 * (1 - B + B * lengths / max(lengths.mean(), 1e-9))
         values = rarity[rows] * times / (times + damping[columns])
-        return sparse.csr_matrix((values, (rows, columns)), shape=(len(self._column), len(counts)))
+        return sparse.csr_matrix((values, (rows, columns)), shape=(len(self._row), len(counts)))
 
     def scores(self, texts: Iterable[str]) -> "NDArray[np.float64]":
         """Return [passages] scores of some texts together; a bigram that they repeat counts as often."""
         import numpy as np
 
         weights = self._weights
-        wanted = sum(map(bigrams, texts), Counter[str]())
-        known = {self._column[pair]: count for pair, count in wanted.items() if pair in self._column}
+        asked = sum(map(bigrams, texts), Counter[str]())
+        known = {self._row[pair]: count for pair, count in asked.items() if pair in self._row}
         if not known:
             return np.zeros(len(self.passages))
         scores: NDArray[np.float64] = weights[list(known)].T @ np.array(list(known.values()), dtype=np.float64)

@@ -26,7 +26,7 @@ class Shots:
     def __init__(
         self, pool: Iterable[Question], asked: Iterable[Question], style: str | Style, n: int, seed: int = 0
     ) -> None:
-        """Take the pool without the questions that are asked, or will be: none is ever its own or another's example.
+        """Take the pool without the questions that are asked, now or later: an example would give their answer away.
 
         Args:
             pool: the validation questions, with answers (and, for a style that writes them, explanations).

@@ -140,6 +140,7 @@ def _named(name: str) -> Style:
 
 def _from_file(path: Path) -> Style:
     """Return a prompt file's style, whose name is the file's."""
+    # `preprocess` names files <stem>.<style>.jsonl, and <stem>.questions.jsonl is taken.
     if path.stem == "questions":
         raise ConfigError(
             f"{path}: `questions` is what the questions file is called. Give the prompt file another name."
@@ -147,9 +148,9 @@ def _from_file(path: Path) -> Style:
     from cmexam_tune.config import PromptConfig, read_prompt_file
 
     problems = Problems()
-    if (own := build(PromptConfig, read_prompt_file(path), "", problems)) is None:
+    if (config := build(PromptConfig, read_prompt_file(path), "", problems)) is None:
         raise ConfigError(f"{path}: {'; '.join(problems)}.")
-    return dataclasses.replace(resolve_style(own), name=path.stem)
+    return dataclasses.replace(resolve_style(config), name=path.stem)
 
 
 def prompt(question: Question, style: str | Style) -> str:
@@ -205,7 +206,7 @@ def render(question: Question, style: str | Style) -> Example:
 
 
 def answer_head(question: Question, letters: str, style: str | Style) -> str:
-    """Return the completion up to and including its letters, were `letters` the answer: `答案: AC`.
+    """Return how a completion begins that answers with `letters`, up to and including them: `答案: AC`.
 
     Raises:
         ConfigError: the style's completion does not start with the letters.

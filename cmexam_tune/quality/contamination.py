@@ -77,7 +77,7 @@ def _pairs(path: Path) -> Iterator[Overlap]:
 def shared(train: Iterable[str | Path], others: Sequence[str | Path]) -> dict[str, int]:
     """Return how many questions of each other file are among the training questions, options in any order.
 
-    Only equal ones are found, and the files are only skimmed; `check` finds near ones too.
+    Only equal questions are found, and lines that are no questions are passed over; `check` finds near ones too.
     """
     held_out: dict[int, set[tuple[str, int]]] = {}
     for path in others:
@@ -97,18 +97,18 @@ def warnings(
     clean = f"Write a clean file with: cmexam-tune check --questions {' '.join(map(str, train))} --out checked"
     again = shared(train, [*dict.fromkeys(map(str, (*held_out, *earlier)))])
     texts = []
-    if counts := _of(again, held_out):
+    if counts := _counts_of(again, held_out):
         texts.append(
             f"warning: questions held out are also trained on: {_listed(counts)}. Scores on them are partly memory. "
             f"{clean} --against {' '.join(counts)}"
         )
     if doubtful_keys := wrong_keys(train):
-        found = ", ".join(f"{count:,} {name}" for name, count in doubtful_keys.items())
+        by_finding = ", ".join(f"{count:,} {name}" for name, count in doubtful_keys.items())
         texts.append(
-            f"warning: the answer key of training questions is doubtful ({found}), and what it says is learnt. {clean} "
-            f"--drop {','.join(doubtful_keys)}"
+            f"warning: the answer key of training questions is doubtful ({by_finding}), and what it says is learnt. "
+            f"{clean} --drop {','.join(doubtful_keys)}"
         )
-    if counts := _of(again, earlier):
+    if counts := _counts_of(again, earlier):
         texts.append(
             "warning: questions that model.adapter_name_or_path was trained on are trained on again: "
             f"{_listed(counts)}. Outputs for them are partly memory, and verdicts on them say little; leave them out "
@@ -128,7 +128,7 @@ def wrong_keys(train: Iterable[str | Path]) -> Counter[str]:
     return count
 
 
-def _of(counts: Mapping[str, int], paths: Iterable[str | Path]) -> dict[str, int]:
+def _counts_of(counts: Mapping[str, int], paths: Iterable[str | Path]) -> dict[str, int]:
     return {str(path): counts[str(path)] for path in paths if str(path) in counts}
 
 

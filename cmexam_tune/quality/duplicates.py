@@ -26,7 +26,7 @@ Reason = Literal["exact", "contradiction", "near", "similar", "sibling", "stem",
 NEAR, SIMILAR = 0.7, 0.5
 """Jaccard similarity of a near duplicate, and where the doubtful band below it begins."""
 HEADS = 16
-"""Of a group of texts that all resemble each other: so many are tried before a text counts as repeating none."""
+"""Heads of a group of similar texts that a text is compared with before it counts as repeating none of them."""
 Scored = tuple[int, int, float]
 """Numbers of two texts, the smaller first, and their Jaccard similarity."""
 
@@ -41,7 +41,7 @@ class Repeated:
     def add(self, file: str, question: Question) -> None:
         """Remember one question of `file`."""
         question_hash = hash(question_text(question.stem, question.options))
-        # As they are: answers are compared of the few that are met again, and plain texts take their time.
+        # The texts as they are: only the few that are met again need plain ones, which take most of the time.
         place = (file, question.id, question.right_options)
         first = self._first.setdefault(question_hash, place)
         if first is not place:
@@ -113,10 +113,11 @@ class Index:
         return place
 
     def pairs(self) -> Iterator[QuestionPair]:
-        """Yield every pair once; of a group each checked question is paired with one member, not with all.
+        """Yield every pair once.
 
-        A group are equal questions, and those with 16 similar ones or more: with them it is the most similar, and one
-        that they repeat.
+        Of large groups not all pairs are listed: there are quadratically many. Of equal questions each checked one is
+        paired with one other. A text with `minhash.NEIGHBOURS` similar ones or more is paired with the most
+        similar one and with one that it repeats.
         """
         members: list[list[int]] = [[] for _ in self.texts]
         for place, number in enumerate(self.text_of):
@@ -126,7 +127,7 @@ class Index:
                 answers = {self._right[first], self._right[second]} - {0}
                 yield QuestionPair(first, second, "contradiction" if len(answers) > 1 else "exact", 1.0)
         similar = list(self._near(members))
-        compared = {(self.text_of[p.first], self.text_of[p.second]) for p in similar}
+        compared = {(self.text_of[pair.first], self.text_of[pair.second]) for pair in similar}
         yield from similar
         yield from self._sharing(self._stems, "stem", compared)
         yield from self._sharing(self._cases, "case", compared)

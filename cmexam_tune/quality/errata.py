@@ -33,6 +33,7 @@ class Erratum:
 
     def hits(self, question: Question) -> bool:
         """Whether the question is one of these."""
+        # YAML reads a bare id as a number. A longer one is no number of a question, and int() takes its time for it.
         number = int(question.id) if question.id.isdecimal() and len(question.id) < 10 else None
         known = question.id in self.ids or number in self.ids
         return known and all(question.facets.get(name) == value for name, value in self.facets.items())
@@ -57,7 +58,7 @@ def read(path: str | Path) -> tuple[Erratum, ...]:
     known = tuple(build(Erratum, value, f"[{place}]", problems) for place, value in enumerate(values))
     if problems:
         raise DataError("\n".join([f"{path} is no list of errata:", *(f"  - {problem}" for problem in problems)]))
-    return known
+    return tuple(erratum for erratum in known if erratum is not None)
 
 
 def known_problems(question: Question) -> Iterator[tuple[str, str]]:
@@ -68,11 +69,14 @@ def known_problems(question: Question) -> Iterator[tuple[str, str]]:
 
 
 def doubtful(questions: Iterable[Question], further: Iterable[Erratum] = ()) -> dict[tuple[str, str], set[str]]:
-    """Return (erratum, problem) -> ids of the questions that have it; `missing-stem` lacks what it points at.
+    """Return (erratum, problem) -> ids of the questions that have it; errata that hit nothing are left out.
 
-    Errata of the user's own are `further`.
+    `missing-stem` are questions that point at a case which is not there. Only CMB's are looked at, whose C type lacks
+    its cases in the released files.
 
-    Only exams that say which exam they are (CMB's facets) are looked at; errata that hit nothing are left out.
+    Args:
+        questions: what is looked at.
+        further: errata of the user's own, beside the known ones.
     """
     ids: dict[tuple[str, str], set[str]] = {}
     for question in questions:

@@ -143,12 +143,12 @@ class Embedded:
         """Return the place of a question whose whole stem stands in this one's explanation, and not in its stem."""
         if not question.explanation:
             return None
-        text, own = plain(question.explanation), plain(question.stem)
+        text, its_stem = plain(question.explanation), plain(question.stem)
         for start in range(len(text) - _SHORTEST + 1):
             lengths = self._lengths.get(text[start : start + _WINDOW], ())
             stems = {text[start : start + length] for length in lengths} & self._place_of.keys()
             # An explanation may repeat its own question, or a longer or shorter wording of it.
-            if places := [self._place_of[stem] for stem in stems if stem not in own and own not in stem]:
+            if places := [self._place_of[stem] for stem in stems if stem not in its_stem and its_stem not in stem]:
                 return min(places)
         return None
 
@@ -217,6 +217,7 @@ def check_files(questions: Sequence[Path], against: Sequence[Path], drop: Sequen
     result, index, embedded = Checked(), Index(), Embedded()
     order = list(names)
     for number, (name, path) in enumerate(names.items()):
+        # Files that are held against come last: only the others are checked, and only theirs are findings.
         held = number >= len(questions)
         letters, count = AnswerLetters(), 0
         read = readable(path, name, None if held else result)
@@ -226,10 +227,11 @@ def check_files(questions: Sequence[Path], against: Sequence[Path], drop: Sequen
             if not held:
                 letters.add(question)
                 seen = [*question_checks.look(question), *known_problems(question)]
-                result.findings += [Finding(question.id, name, line, what, how) for what, how in seen]
+                result.findings += [Finding(question.id, name, line, finding, text) for finding, text in seen]
         (result.against if held else result.questions)[name] = count
         if not held:
             result.letters[name] = letters.table()
+    # A second pass: a stem inside an explanation may be of a question that comes later.
     for name in result.questions:
         read = readable(names[name])
         total = result.questions[name]
@@ -256,11 +258,11 @@ def readable(path: Path, name: str = "", result: Checked | None = None) -> Itera
 
 
 def _overlap(pair: QuestionPair, index: Index, names: Sequence[str]) -> Overlap:
-    a, b = pair.first, pair.second
+    first, second = pair.first, pair.second
     return Overlap(
-        *(index.ids[a], names[index.files[a]], index.lines[a]),
-        *(index.ids[b], names[index.files[b]], index.lines[b]),
-        *(pair.reason, round(pair.jaccard, 4), bool(index.against[b])),
+        *(index.ids[first], names[index.files[first]], index.lines[first]),
+        *(index.ids[second], names[index.files[second]], index.lines[second]),
+        *(pair.reason, round(pair.jaccard, 4), bool(index.against[second])),
     )
 
 

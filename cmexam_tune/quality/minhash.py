@@ -18,7 +18,7 @@ ROWS = 4
 SLACK = 0.12
 """Candidates are kept from this far below the threshold on, by their estimate (standard deviation at most 0.044)."""
 NEIGHBOURS = 16
-"""So many candidates a text has at least, if there are as many; only where texts are made from a template are more."""
+"""Nearest candidates that are kept for each text; only texts that are made from a template have more."""
 _BLOCK = 1 << 17
 _COMPARED = 8
 """Comparisons for each text and band on average; most texts have none, so this is for buckets of thousands."""

@@ -28,18 +28,19 @@ class Leak:
 
 def leaks(passages: Iterable[Passage], questions: Sequence[Question]) -> Iterator[Leak]:
     """Yield for each passage the first question whose whole stem, or at least half of whose explanation, it holds."""
+    # By their first characters, so that a passage is walked through once and not once for each question.
     stems: dict[str, dict[str, str]] = defaultdict(dict)
-    texts: dict[str, list[int]] = defaultdict(list)
+    places_of: dict[str, list[int]] = defaultdict(list)
     sizes = []
     for place, question in enumerate(questions):
         stem = plain(question.stem)
         if len(stem) >= SHORTEST_STEM:
             stems[stem[:SHORTEST_STEM]].setdefault(stem, question.id)
-        own = _grams(plain(question.explanation or ""))
-        sizes.append(len(own))
-        if len(own) >= FEWEST:
-            for gram in own:
-                texts[gram].append(place)
+        grams = _grams(plain(question.explanation or ""))
+        sizes.append(len(grams))
+        if len(grams) >= FEWEST:
+            for gram in grams:
+                places_of[gram].append(place)
     for passage in passages:
         text = plain(passage.text)
         starts = (text[i : i + SHORTEST_STEM] for i in range(len(text) - SHORTEST_STEM + 1))
@@ -49,7 +50,7 @@ def leaks(passages: Iterable[Passage], questions: Sequence[Question]) -> Iterato
         if question_id is not None:
             yield Leak(passage.id, question_id, "stem")
             continue
-        hits = Counter(place for gram in _grams(text) for place in texts.get(gram, ()))
+        hits = Counter(place for gram in _grams(text) for place in places_of.get(gram, ()))
         held = [place for place, count in hits.items() if count >= SHARE * sizes[place]]
         if held:
             yield Leak(passage.id, questions[max(held, key=lambda place: hits[place])].id, "explanation")

@@ -56,8 +56,8 @@ OUTCOMES = {
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What is to be made of the outputs."""
+class SelectionRules:
+    """What is made of the outputs, and which of them are kept."""
 
     make: Make
     per_question: int = 1
@@ -145,14 +145,14 @@ EXAMPLES = 5
 """Dropped outputs of each kind that are kept to be looked at."""
 
 
-def select(votes: Path, questions: Path, against: Sequence[Path], wanted: Wanted) -> Selection:
+def select(votes: Path, questions: Path, against: Sequence[Path], rules: SelectionRules) -> Selection:
     """Judge sampled outputs by the key and make training rows of them.
 
     Args:
         votes: a predictions file with several outputs for each question, or its unfinished `.votes` file.
         questions: the file that was asked.
         against: files of questions that must not be trained on.
-        wanted: what is to be made.
+        rules: what is to be made.
 
     Raises:
         UserError: a file that is missing or empty, or has no output for any of the questions.
@@ -163,34 +163,46 @@ def select(votes: Path, questions: Path, against: Sequence[Path], wanted: Wanted
     refused = refusals(questions, against)
     metadata = prediction_metadata.read(votes) or PredictionMetadata()
     style = style_of(metadata)
-    result = Selection(Funnel(wanted.make))
+    result = Selection(Funnel(rules.make))
     rates: list[float] = []
     for name, group in Progress("select", "questions", len(samples), patience=1).each(samples.items()):
         # Texts speak of the letters as they were shown.
         question = order.shown(by_id[name], metadata.option_order)
         reason = "no-key" if question.answer is None else refused.get(name)
         verdicts = [judge(question, sample, style, reason) for sample in group]
-        outcome, rows, verdicts = _made(question, verdicts, wanted, reason)
-        for row, numbers in rows:
-            row["source"] = {**_provenance(metadata, votes), "samples": numbers}
-        rates += [sum(verdict.right for verdict in verdicts) / len(verdicts)] * len(rows)
-        result.funnel.count(question, outcome, verdicts)
-        result.rows += [row for row, _ in rows]
-        _count_outputs(result, question, rows, verdicts)
-    if wanted.make == "pool" and wanted.easy_first:
+        made = _rows_of(question, verdicts, rules, reason)
+        for row in made.rows:
+            row.values["source"] = {**_provenance(metadata, votes), "samples": row.samples}
+        rates += [sum(verdict.right for verdict in made.verdicts) / len(made.verdicts)] * len(made.rows)
+        result.funnel.count(question, made.outcome, made.verdicts)
+        result.rows += [row.values for row in made.rows]
+        _count_outputs(result, question, made)
+    if rules.make == "pool" and rules.easy_first:
         by_rate = sorted(range(len(rates)), key=lambda i: -rates[i])
         result.rows = [result.rows[i] for i in by_rate]
     result.funnel.rows = len(result.rows)
     return result
 
 
-Rows = list[tuple[dict[str, Any], list[int]]]
-"""Training rows, each with the numbers of the samples that it is made of."""
+class TrainingRow(NamedTuple):
+    """One line of the training data."""
+
+    values: dict[str, Any]
+    samples: list[int]
+    """Numbers of the outputs that it is made of."""
 
 
-def _count_outputs(result: Selection, question: Question, rows: Rows, verdicts: Sequence[Verdict]) -> None:
-    used = {number for _, numbers in rows for number in numbers}
-    for verdict in verdicts:
+class QuestionRows(NamedTuple):
+    """What became of a question: why it has rows or none, its rows, and what became of its outputs."""
+
+    outcome: str
+    rows: list[TrainingRow]
+    verdicts: Sequence[Verdict]
+
+
+def _count_outputs(result: Selection, question: Question, made: QuestionRows) -> None:
+    used = {number for row in made.rows for number in row.samples}
+    for verdict in made.verdicts:
         outcome = KEPT if verdict.sample.number in used else verdict.outcome
         if outcome == KEPT and verdict.sample.number not in used:
             outcome = {"sft": "enough", "pairs": "no-partner", "pool": "counted"}[result.funnel.made]
@@ -267,52 +279,51 @@ def _outcome(judged: JudgedOutput, sample: Sample, style: Style) -> str:
     return KEPT
 
 
-def _made(
-    question: Question, verdicts: list[Verdict], wanted: Wanted, refused: str | None
-) -> tuple[str, Rows, list[Verdict]]:
-    """Return what becomes of a question: its outcome, its rows, and its outputs with theirs."""
+def _rows_of(
+    question: Question, verdicts: Sequence[Verdict], rules: SelectionRules, refused: str | None
+) -> QuestionRows:
+    """Return the training rows of a question and what became of its outputs; `refused` says why it has none."""
     if refused is not None:
-        return refused, [], verdicts
-    rate = sum(verdict.right for verdict in verdicts) / len(verdicts)
-    if wanted.make == "pool":
-        low, high = wanted.pass_rate
-        if not low <= rate <= high:
-            return "too-hard" if rate < low else "too-easy", [], verdicts
-        return KEPT, [({**dataclasses.asdict(question), "pass_rate": rate}, [])], verdicts
+        return QuestionRows(refused, [], verdicts)
+    if rules.make == "pool":
+        return _pool_row(question, verdicts, rules)
     verdicts = _without_repetitions(verdicts)
     right = [verdict for verdict in verdicts if verdict.outcome == KEPT]
     if not right:
-        return "none-right", [], verdicts
-    if wanted.make == "sft":
-        chosen = _diverse(right, wanted.per_question) if wanted.prefer == "diverse" else _shortest(right)
-        rows = [
-            (
-                {
-                    **dataclasses.asdict(question),
-                    "id": _key(question, number),
-                    "explanation": verdict.stated.explanation or None if verdict.stated else None,
-                },
-                [verdict.sample.number],
-            )
-            for number, verdict in enumerate(chosen[: wanted.per_question])
-        ]
-        return KEPT, rows, verdicts
+        return QuestionRows("none-right", [], verdicts)
+    if rules.make == "sft":
+        chosen = _diverse(right, rules.per_question) if rules.prefer == "diverse" else _shortest(right)
+        chosen = chosen[: rules.per_question]
+        rows = [_sft_row(question, place, verdict) for place, verdict in enumerate(chosen)]
+        return QuestionRows(KEPT, rows, verdicts)
+    # Unreadable and unfinished outputs are no partners: pairs are to teach what is right, not its form.
     wrong = [verdict for verdict in verdicts if verdict.outcome == "wrong"]
     if not wrong:
-        return "none-wrong", [], verdicts
-    rows = [
-        (
-            {
-                **dataclasses.asdict(question),
-                "id": _key(question, number),
-                "chosen": chosen.sample.text,
-                "rejected": rejected.sample.text,
-            },
-            [chosen.sample.number, rejected.sample.number],
-        )
-        for number, (chosen, rejected) in enumerate(_pairs(right, wrong, wanted))
-    ]
-    return (KEPT if rows else "no-partner"), rows, verdicts
+        return QuestionRows("none-wrong", [], verdicts)
+    rows = [_pair_row(question, place, *pair) for place, pair in enumerate(_pairs(right, wrong, rules))]
+    return QuestionRows(KEPT if rows else "no-partner", rows, verdicts)
+
+
+def _pool_row(question: Question, verdicts: Sequence[Verdict], rules: SelectionRules) -> QuestionRows:
+    rate = sum(verdict.right for verdict in verdicts) / len(verdicts)
+    low, high = rules.pass_rate
+    if not low <= rate <= high:
+        return QuestionRows("too-hard" if rate < low else "too-easy", [], verdicts)
+    # Made of no single output: new ones are sampled when the question is trained on.
+    row = TrainingRow({**dataclasses.asdict(question), "pass_rate": rate}, [])
+    return QuestionRows(KEPT, [row], verdicts)
+
+
+def _sft_row(question: Question, place: int, verdict: Verdict) -> TrainingRow:
+    explanation = verdict.stated.explanation or None if verdict.stated else None
+    values = {**dataclasses.asdict(question), "id": _key(question, place), "explanation": explanation}
+    return TrainingRow(values, [verdict.sample.number])
+
+
+def _pair_row(question: Question, place: int, chosen: Verdict, rejected: Verdict) -> TrainingRow:
+    texts = {"chosen": chosen.sample.text, "rejected": rejected.sample.text}
+    values = {**dataclasses.asdict(question), "id": _key(question, place), **texts}
+    return TrainingRow(values, [chosen.sample.number, rejected.sample.number])
 
 
 def _key(question: Question, number: int) -> str:
@@ -337,24 +348,26 @@ def _shortest(verdicts: Sequence[Verdict]) -> list[Verdict]:
 
 def _diverse(verdicts: Sequence[Verdict], count: int) -> list[Verdict]:
     """Return the shortest output, then again and again the one that is least like any that was taken."""
-    first, *rest = _shortest(verdicts)
+    first, *candidates = _shortest(verdicts)
     taken = [first]
-    while rest and len(taken) < count:
+    while candidates and len(taken) < count:
 
         def distance(verdict: Verdict) -> float:
-            texts = (other.sample.text for other in taken)
+            texts = (chosen.sample.text for chosen in taken)
             return min(Levenshtein.normalized_distance(verdict.sample.text, text) for text in texts)
 
-        best = max(rest, key=distance)
+        best = max(candidates, key=distance)
         taken.append(best)
-        rest.remove(best)
+        candidates.remove(best)
     return taken
 
 
-def _pairs(right: Sequence[Verdict], wrong: Sequence[Verdict], wanted: Wanted) -> Iterator[tuple[Verdict, Verdict]]:
-    """Yield pairs of most similar length, each output at most once.
+def _pairs(
+    right: Sequence[Verdict], wrong: Sequence[Verdict], rules: SelectionRules
+) -> Iterator[tuple[Verdict, Verdict]]:
+    """Yield pairs of right and wrong outputs of most similar length, each output at most once.
 
-    Where right outputs are longer than wrong ones by nature, a preference learns length before anything else.
+    Where right outputs tend to be longer or shorter than wrong ones, a preference learns the length first.
     """
 
     def ratio(pair: tuple[Verdict, Verdict]) -> float:
@@ -364,7 +377,7 @@ def _pairs(right: Sequence[Verdict], wrong: Sequence[Verdict], wanted: Wanted) -
     used: set[int] = set()
     candidates = sorted(itertools.product(right, wrong), key=ratio)
     for pair in candidates:
-        if len(used) // 2 == wanted.per_question or ratio(pair) > wanted.length_ratio:
+        if len(used) // 2 == rules.per_question or ratio(pair) > rules.length_ratio:
             return
         numbers = {verdict.sample.number for verdict in pair}
         if not numbers & used:

@@ -31,7 +31,7 @@ CORRELATED = 5
 PRIOR = 0.02
 """Share of wrong keys that is expected before anything was answered."""
 _Z = -2.33
-"""One in a hundred questions is below by chance."""
+"""The 1% quantile of a standard normal variable: one question in a hundred is below it by chance."""
 VERDICTS = ("key wrong", "broken", "key right")
 SHEET = SheetColumns(
     "check --predictions",
@@ -95,10 +95,11 @@ def item_rest(right: "NDArray[np.float64]") -> list[float | None]:
 
     if right.shape[1] < CORRELATED:
         return [None] * len(right)
-    rest = right.sum(0) - right
-    own, others = (side - side.mean(1, keepdims=True) for side in (right, rest))
-    scale = np.sqrt((own**2).sum(1) * (others**2).sum(1))
-    products = (own * others).sum(1)
+    # Without the question itself, which would correlate with its own part of the sum.
+    rest_scores = right.sum(0) - right
+    item, rest = (scores - scores.mean(1, keepdims=True) for scores in (right, rest_scores))
+    scale = np.sqrt((item**2).sum(1) * (rest**2).sum(1))
+    products = (item * rest).sum(1)
     return [float(product / size) if size > 0 else None for product, size in zip(products, scale, strict=True)]
 
 
@@ -132,13 +133,15 @@ def _other(question: Question, answers: Sequence[str | None], accuracies: Sequen
     other = max(weights, key=weights.__getitem__, default=None)
     # Every other letter may be the right one; those that nobody gave have weight 0.
     odds = [weight - key for weight in weights.values()] + [-key] * max(wrong - len(weights), 0)
-    most = max(odds)
-    total = most + math.log(sum(math.exp(one - most) for one in odds)) + math.log(PRIOR / wrong / (1 - PRIOR))
-    return other, total / math.log(10)
+    # A log-sum-exp: with dozens of runs the odds themselves are beyond a float.
+    highest = max(odds)
+    log_sum = highest + math.log(sum(math.exp(log_odds - highest) for log_odds in odds))
+    return other, (log_sum + math.log(PRIOR / wrong / (1 - PRIOR))) / math.log(10)
 
 
 def _below(correlation: float, n: int) -> bool:
     """Return whether a correlation over n runs is too low for chance (Fisher's transformation, one-sided 1%)."""
+    # atanh(-1) is infinite; the normal approximation of Fisher's z has a standard error of 1 / sqrt(n - 3).
     return math.atanh(max(correlation, -0.999999)) * math.sqrt(n - 3) < _Z
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import overload
 
 from cmexam_tune import __version__
 from cmexam_tune.core import files
@@ -49,10 +49,10 @@ def identify(metadata: PredictionMetadata, questions: str, n: int, profile: str,
     values, prompt = metadata.values, metadata.prompt
     config = section(values, "config")
     model = section(config, "model")
-    how = [f"{key} {prompt[key]}" for key in ("style", "template") if prompt.get(key)]
-    how += [f"{prompt['shots']} shots"] if prompt.get("shots") else []
+    asked = [f"{key} {prompt[key]}" for key in ("style", "template") if prompt.get(key)]
+    asked += [f"{prompt['shots']} shots"] if prompt.get("shots") else []
     if context := section(prompt, "context"):
-        how.append(f"{context.get('k')} passages of {portable(str(context.get('passages')))} by {context.get('by')}")
+        asked.append(f"{context.get('k')} passages of {portable(str(context.get('passages')))} by {context.get('by')}")
     return Identity(
         date=date,
         profile=profile,
@@ -61,7 +61,7 @@ def identify(metadata: PredictionMetadata, questions: str, n: int, profile: str,
         model=_text(model.get("model_name_or_path")),
         adapter=_text(values.get("run") or model.get("adapter_name_or_path")),
         method=_text(section(config, "tuning").get("method")) if values.get("run") else None,
-        prompt=", ".join(how) or None,
+        prompt=", ".join(asked) or None,
         # A server may lack what the mode means, and answer in a way of another name.
         mode=_text(section(values, "result").get("mode") or values.get("mode")),
     )
@@ -94,8 +94,19 @@ def _origin(path: Path) -> dict[str, object]:
     return origin
 
 
-def portable(value: object) -> Any:
-    """Return JSON without the folders of this machine: of an absolute path its last part is left."""
+@overload
+def portable(value: Mapping[str, object]) -> dict[str, object]: ...
+
+
+@overload
+def portable(value: object) -> object: ...
+
+
+def portable(value: object) -> object:
+    """Return a JSON value in which only the last part of each absolute path is left.
+
+    Reports are published: folders name people and machines, and differ between two runs of the same experiment.
+    """
     if isinstance(value, Mapping):
         return {key: portable(item) for key, item in value.items()}
     if isinstance(value, str):

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.core.schema import Question
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     Matrix = NDArray[np.float64]
 
 FEWEST = 3
-"""Runs from which on questions are told from runs."""
+"""Runs from which on hard questions can be told from weak runs."""
 ENOUGH = 50
-"""Runs from which on the sharpness of each question is estimated; fewer say nothing about it."""
+"""Runs from which on the sharpness (discrimination) of each question is estimated; fewer say nothing about it."""
 DRAWS = 20
 """Subsets that are drawn to see how far they are off."""
 _SHARPNESS = 0.5
@@ -168,6 +168,7 @@ def fit(right: "Matrix", sharp: bool = False) -> Fit:
     import numpy as np
     from scipy.optimize import minimize
 
+    # Questions that the same runs answered right have the same posterior: with 3 runs there are 8 patterns at most.
     patterns, place, counts = np.unique(right, axis=0, return_inverse=True, return_counts=True)
     # Nodes of the prior: [nodes] standard normal difficulties and sharpnesses; a width scales the former.
     line = np.linspace(-4, 4, 41 if sharp else 81)
@@ -197,11 +198,14 @@ def fit(right: "Matrix", sharp: bool = False) -> Fit:
         decay = np.append(parameters[:-1] / 100, parameters[-1] / 4)
         return float(-counts @ logs + (decay * parameters).sum() / 2), -gradient + decay
 
+    # Started at the log-odds of the plain accuracies, from where a few steps lead to the optimum.
     share = np.clip(right.mean(0), 0.01, 0.99)
     start = np.append(np.log(share / (1 - share)), 0.0)
     best = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=[(-12, 12)] * right.shape[1] + [(-4, 2)]).x
+    # Standard errors come from the curvature at the optimum: the Hessian by central differences of the gradient.
     step = 1e-4
     rows = [loss(best + step * unit)[1] - loss(best - step * unit)[1] for unit in np.eye(len(best))]
+    # pinv, not inv: a run at its bound has a flat likelihood, and the matrix is singular there.
     covariance = np.linalg.pinv(np.array(rows) / (2 * step))
     _, shares, _ = posterior(best)
     width = float(np.exp(best[-1]))
@@ -221,8 +225,8 @@ def _levels(questions: Sequence[Question], difficulty: Iterable[float]) -> tuple
     by_level: dict[str, list[float]] = defaultdict(list)
     pairs: list[tuple[float, float]] = []
     for question, value in zip(questions, difficulty, strict=True):
-        said = next((text for facet, text in question.facets.items() if define(facet).facet == DIFFICULTY), "")
-        if (name := definition.recognise(said).name) in order:
+        printed = next((text for facet, text in question.facets.items() if define(facet).facet == DIFFICULTY), "")
+        if (name := definition.recognise(printed).name) in order:
             by_level[name].append(value)
             pairs.append((float(order.index(name)), value))
     levels = tuple(
@@ -230,8 +234,8 @@ def _levels(questions: Sequence[Question], difficulty: Iterable[float]) -> tuple
         for name in definition.values
         if name.name in by_level
     )
-    ranks: Any = correlations(*zip(*pairs, strict=True))["spearman"] if pairs else None
-    return levels, ranks
+    spearman = correlations([level for level, _ in pairs], [value for _, value in pairs])["spearman"]
+    return levels, spearman
 
 
 def _subset(questions: Sequence[Question], right: "Matrix", difficulty: "Matrix", size: int) -> ItemSubset:

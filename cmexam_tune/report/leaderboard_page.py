@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from cmexam_tune.core.schema import Question, Scores
 from cmexam_tune.evaluation import breakdowns, comparison
@@ -21,7 +21,7 @@ from cmexam_tune.report.option_orders import OptionOrders
 from cmexam_tune.report.table import HEADINGS, Table, Text, cell
 
 SIGNIFICANT = 0.05
-"""Below this corrected p two systems are told apart."""
+"""Two systems are told apart where their corrected p is below."""
 MOST_VALUES = 40
 """Of a facet with more values the table would be no overview."""
 _STYLE = """
@@ -98,7 +98,10 @@ class Board:
 
     @property
     def places(self) -> dict[str, tuple[int, int]]:
-        """System -> the best and the worst place that it may have: those surely better, and surely worse, known."""
+        """System -> the best and the worst place that the data allow it.
+
+        Only systems that are surely better come before it, and only those that are surely worse after it.
+        """
         names = [system.name for system in self.systems]
         places = {}
         for place, name in enumerate(names):
@@ -109,7 +112,11 @@ class Board:
 
     @property
     def groups(self) -> dict[str, str]:
-        """System -> numbers of the groups it belongs to: neighbours in the ranking no two of which are told apart."""
+        """System -> numbers of the groups it belongs to: neighbours in the ranking no two of which are told apart.
+
+        Groups overlap, as in a compact letter display: "cannot be told apart" is not transitive, so that A and B may be
+        alike, and B and C, while A and C differ.
+        """
         names = [system.name for system in self.systems]
         runs: list[range] = []
         for start in range(len(names)):
@@ -118,6 +125,7 @@ class Board:
                 frozenset((names[end], member)) in self.apart for member in names[start:end]
             ):
                 end += 1
+            # A group that ends no later than the one before it is a part of that one.
             if not runs or end > runs[-1].stop:
                 runs.append(range(start, end))
         return {
@@ -222,18 +230,22 @@ def facets(board: Board) -> list[Table]:
         for system in board.systems
     }
     shown = []
+    # All systems answered the same questions, so that the first one's tables have the columns of all.
     for number, first in enumerate(tables[board.systems[0].name]):
         if len(first.cells) > MOST_VALUES:
             continue
-        head = tuple(Text(f"{c.en} ({c.scores['n']})", f"{c.zh}（{c.scores['n']}）") for c in first.cells)
-        lines = tuple((name, *_cells(own[number], first)) for name, own in tables.items())
+        head = tuple(
+            Text(f"{group.en} ({group.scores['n']})", f"{group.zh}（{group.scores['n']}）") for group in first.cells
+        )
+        lines = tuple((name, *_accuracies(by_facet[number], first)) for name, by_facet in tables.items())
         shown.append(Table((Text("System", "系统"), *head), lines, Text(first.facet, first.zh)))
     return shown
 
 
-def _cells(own: Breakdown, first: Breakdown) -> list[str]:
-    accuracies = {c.name: c.scores["accuracy"] for c in own.cells}
-    return [cell("accuracy", accuracies.get(c.name)) for c in first.cells]
+def _accuracies(breakdown: Breakdown, columns: Breakdown) -> list[str]:
+    """Return a system's accuracies in the order of another one's groups, whose order is by size and then by name."""
+    accuracies = {group.name: group.scores["accuracy"] for group in breakdown.cells}
+    return [cell("accuracy", accuracies.get(group.name)) for group in columns.cells]
 
 
 def conditions(board: Board) -> Table:
@@ -251,8 +263,8 @@ def conditions(board: Board) -> Table:
     )
     lines = []
     for system in board.systems:
-        who = system.identity
-        model = " + ".join(text for text in (who.model, who.adapter) if text) or "-"
+        identity = system.identity
+        model = " + ".join(text for text in (identity.model, identity.adapter) if text) or "-"
         checked = (
             Text("everything", "全部")
             if not system.taken_over
@@ -261,45 +273,58 @@ def conditions(board: Board) -> Table:
                 f"除 {system.taken_over:,} 个需要题目文本的判读外",
             )
         )
-        how = (who.prompt or "-", who.mode or "-", system.engine, who.date, system.code, checked, system.seal[:12])
-        lines.append((system.name, model, *how))
+        asked = (identity.prompt or "-", identity.mode or "-", system.engine)
+        lines.append((system.name, model, *asked, identity.date, system.code, checked, system.seal[:12]))
     return Table(head, tuple(lines))
+
+
+class ChartBar(NamedTuple):
+    """One line of the chart."""
+
+    value: float
+    """In percent."""
+    kind: str
+    """`own` or `published`: its class in the page's style."""
+    label: str
+    """HTML."""
+    interval: Sequence[float] | None
+    """Low and high end in percent; None where no outputs are known."""
 
 
 def chart(board: Board, metric: str, rows: Sequence[Mapping[str, Any]] = ()) -> str:
     """Return bars of systems and published rows by one metric, the longest first."""
-    bars: list[tuple[float, str, str, Any]] = []
+    bars = []
     for system in board.systems:
         if (value := system.number(metric)) is not None:
             interval = system.scores[STANDARD]["accuracy_ci"] if metric == "accuracy" else None
-            bars.append((value, "own", html.escape(system.name), interval))
+            known = interval if isinstance(interval, list) else None
+            bars.append(ChartBar(value, "own", html.escape(system.name), known))
     mark = in_both(" (published)", "（论文）")
     bars += [
-        (row[metric], "published", html.escape(str(row["name"])) + mark, None)
+        ChartBar(row[metric], "published", html.escape(str(row["name"])) + mark, None)
         for row in rows
         if row.get(metric) is not None
     ]
     if not bars:
         return ""
-    top = min(100, 20 * math.ceil(max([10, *(value for value, *_ in bars), *(ci[1] for *_, ci in bars if ci)]) / 20))
-    lines = "".join(
-        _bar(value, kind, label, interval, top)
-        for value, kind, label, interval in sorted(bars, key=lambda bar: -bar[0])
-    )
+    # The axis ends at the next 20% above all that is drawn: the bars of weak systems fill it, too.
+    highest = max(end for bar in bars for end in (bar.value, *(bar.interval or ())))
+    top = min(100, 20 * math.ceil(max(10, highest) / 20))
+    lines = "".join(_bar(bar, top) for bar in sorted(bars, key=lambda bar: -bar.value))
     ticks = "".join(f'<i style="left:{25 * i}%">{top * i / 4:g}</i>' for i in range(5))
     axis = f'<div class="bar axis"><span class="label"></span><span class="track">{ticks}</span><span></span></div>'
     return f'<h3>{in_both(HEADINGS[metric].en, HEADINGS[metric].zh)}</h3><div class="bars">{lines}{axis}</div>'
 
 
-def _bar(value: float, kind: str, label: str, interval: Any, top: float) -> str:
+def _bar(bar: ChartBar, top: float) -> str:
     whisker = ""
-    if interval:
-        low, high = interval
+    if bar.interval:
+        low, high = bar.interval
         whisker = f'<i class="whisker" style="left:{100 * low / top:.2f}%;width:{100 * (high - low) / top:.2f}%"></i>'
     return (
-        f'<div class="bar {kind}"><span class="label">{label}</span><span class="track">'
-        f'<i class="fill" style="width:{100 * value / top:.2f}%"></i>{whisker}</span>'
-        f'<span class="value">{value:.1f}</span></div>'
+        f'<div class="bar {bar.kind}"><span class="label">{bar.label}</span><span class="track">'
+        f'<i class="fill" style="width:{100 * bar.value / top:.2f}%"></i>{whisker}</span>'
+        f'<span class="value">{bar.value:.1f}</span></div>'
     )
 
 
@@ -311,16 +336,21 @@ def page(boards: Sequence[Board]) -> str:
             if body := part(shown, number):
                 about = f" · {shown.title}" if len(boards) > 1 else ""
                 sections.append(PageSection(f"{key}-{number}", en + about, zh + about, body))
-    data = [{"names": [s.name for s in shown.systems], "pairs": _indexed(shown)} for shown in boards]
+    data = [{"names": [system.name for system in shown.systems], "pairs": _indexed(shown)} for shown in boards]
+    # A name may hold "</script>": no < of the data reaches the HTML parser.
     script = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     return two_languages("Leaderboard", "排行榜", sections, f"const BOARDS = {script};\n{_SCRIPT}", _STYLE)
 
 
 def _indexed(board: Board) -> list[list[float]]:
+    """Return [place, place, difference, p, corrected p] of each pair; pairs are many, and names would be most of it."""
     place = {system.name: number for number, system in enumerate(board.systems)}
     return [
-        [place[p.first], place[p.second], round(p.difference, 4), round(p.p_value, 6), round(p.adjusted_p, 6)]
-        for p in board.pairs
+        [
+            *(place[pair.first], place[pair.second]),
+            *(round(pair.difference, 4), round(pair.p_value, 6), round(pair.adjusted_p, 6)),
+        ]
+        for pair in board.pairs
     ]
 
 
@@ -405,13 +435,15 @@ def numbers(boards: Sequence[Board]) -> list[dict[str, object]]:
                     "taken_over": system.taken_over,
                     "profiles": system.scores,
                     "by_facet": system.by_facet,
-                    "partial_credit": {k: asdict(v) for k, v in breakdowns.partial_credit(system.graded).items()},
+                    "partial_credit": {
+                        part: asdict(credit) for part, credit in breakdowns.partial_credit(system.graded).items()
+                    },
                     "option_orders": asdict(system.option_orders) if system.option_orders else None,
                 }
                 for system in shown.systems
             ],
             "pairs": [asdict(pair) for pair in shown.pairs],
-            "published": [{"source": other.source, "rows": other.rows} for other in shown.published],
+            "published": [{"source": paper.source, "rows": paper.rows} for paper in shown.published],
         }
         for shown in boards
     ]

@@ -18,7 +18,7 @@ from cmexam_tune.evaluation.significance import wilson
 from cmexam_tune.prompts import order
 
 _LEAST = 1e-10
-"""Stands for a probability of 0."""
+"""Stands for a probability of 0, whose logarithm would make a mean of minus infinity."""
 
 
 @dataclass(frozen=True)
@@ -123,9 +123,10 @@ def _priors(asked: Sequence[Graded]) -> dict[tuple[str, ...], dict[str, float]]:
     """Return the letters of a question -> letter -> PriDe's prior, its mean over the questions with these letters."""
     estimates = defaultdict(list)
     for item in asked:
-        logs = [own for answer in item.orders if (own := _logs(item, answer)) is not None]
-        if len(logs) == len(item.orders):
-            weights = {letter: math.exp(fmean(own[letter] for own in logs)) for letter in item.question.options}
+        by_order = [logs for answer in item.orders if (logs := _logs(item, answer)) is not None]
+        if len(by_order) == len(item.orders):
+            # The softmax of the mean log-probabilities: what the texts contribute is the same for every letter.
+            weights = {letter: math.exp(fmean(logs[letter] for logs in by_order)) for letter in item.question.options}
             total = sum(weights.values())
             estimates[tuple(weights)].append({letter: weight / total for letter, weight in weights.items()})
     return {
@@ -147,7 +148,7 @@ def _letters(asked: Sequence[Graded], priors: Mapping[tuple[str, ...], Mapping[s
                 if letter in seen:
                     given[seen[letter]] += 1
             hits[seen[gold]] += answer.answer == gold
-    # Of questions with several numbers of options those of the most letters say it.
+    # Priors are of a set of letters; where questions have several numbers of options, that of the most is shown.
     prior = priors[max(priors, key=len)] if priors else {}
     askings, answers = max(sum(right.values()), 1), max(sum(given.values()), 1)
     return tuple(
@@ -169,17 +170,22 @@ def _corrected(
     plain, debiased, averaged = [], [], []
     for item in asked:
         letters = tuple(item.question.options)
-        logs = [_logs(item, answer) for answer in item.orders]
-        if letters not in priors or any(own is None for own in logs):
+        by_order = [_logs(item, answer) for answer in item.orders]
+        if letters not in priors or any(logs is None for logs in by_order):
             continue
         first, prior = item.orders[0], priors[letters]
-        seen, own = _seen(item, first), logs[0] or {}
+        seen, logs_first = _seen(item, first), by_order[0] or {}
         # The exam's letter of the text that stands under the best of the corrected letters.
-        chosen = max(letters, key=lambda letter: own[seen[letter]] - math.log(max(prior[seen[letter]], _LEAST)))
-        mean = max(letters, key=lambda letter: sum((a.probabilities or {}).get(letter, 0.0) for a in item.orders))
+        corrected = {
+            letter: logs_first[seen[letter]] - math.log(max(prior[seen[letter]], _LEAST)) for letter in letters
+        }
+        # The exam's letters stay with their texts: summed over the orders, a preference for a letter cancels.
+        summed = {
+            letter: sum((answer.probabilities or {}).get(letter, 0.0) for answer in item.orders) for letter in letters
+        }
         plain.append(first.right)
-        debiased.append(float(chosen == item.question.answer))
-        averaged.append(float(mean == item.question.answer))
+        debiased.append(float(max(letters, key=corrected.__getitem__) == item.question.answer))
+        averaged.append(float(max(letters, key=summed.__getitem__) == item.question.answer))
     if not plain:
         return {}
     return {

@@ -11,14 +11,13 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
 from itertools import combinations
-from typing import Any
 
 from cmexam_tune.core.schema import IN_CARDS, Prediction
 from cmexam_tune.evaluation import significance
 from cmexam_tune.evaluation.breakdowns import conflicts
 from cmexam_tune.evaluation.comparison import ScoreDecomposition
 from cmexam_tune.evaluation.graded import Graded
-from cmexam_tune.report import sections
+from cmexam_tune.report import result_tables, sections
 from cmexam_tune.report.curves import FIGURES
 from cmexam_tune.report.full_report import FullReport
 from cmexam_tune.report.html_page import ASSETS, html_page
@@ -79,7 +78,7 @@ def page(report: FullReport, runs: Runs) -> str:
     }
     script = "\n".join((ASSETS / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS)
     parts = {
-        "NOSCRIPT": html.escape(sections.markdown(report)),
+        "NOSCRIPT": html.escape(result_tables.markdown(report)),
         "SCRIPT": f'"use strict";\n{script}',
         # Output of a model may hold anything, "</script>" too: no < of the data reaches the HTML parser.
         "DATA": json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c"),
@@ -97,13 +96,13 @@ def _pairs(runs: Mapping[str, Sequence[Graded]]) -> list[dict[str, object]]:
     """Return for each two runs how many questions only one of them answered right, and McNemar's exact p."""
     right = [{item.question.id for item in graded if item.correct} for graded in runs.values()]
     pairs = []
-    for a, b in combinations(range(len(right)), 2):
-        only = len(right[a] - right[b]), len(right[b] - right[a])
-        pairs.append({"runs": [a, b], "only": only, "p": significance.mcnemar(*only)})
+    for first, second in combinations(range(len(right)), 2):
+        only = len(right[first] - right[second]), len(right[second] - right[first])
+        pairs.append({"runs": [first, second], "only": only, "p": significance.mcnemar(*only)})
     return pairs
 
 
-def index(runs: Runs, facets: Sequence[str], decompositions: Iterable[ScoreDecomposition]) -> Any:
+def index(runs: Runs, facets: Sequence[str], decompositions: Iterable[ScoreDecomposition]) -> object:
     """Return ids, right and given answers, facet values and explanation scores of all questions, packed.
 
     Args:
@@ -137,7 +136,7 @@ def index(runs: Runs, facets: Sequence[str], decompositions: Iterable[ScoreDecom
     )
 
 
-def blocks(runs: Runs) -> list[Any]:
+def blocks(runs: Runs) -> list[object]:
     """Return stem, options, reference explanation and what each run wrote, packed by `BLOCK` questions."""
     items = list(zip(*runs.values(), strict=True))
     wrong, right = _limits(items)
@@ -159,6 +158,7 @@ def _limits(items: Sequence[Sequence[Graded]]) -> tuple[int, int]:
 
 
 def _fixed(group: Sequence[Graded]) -> int:
+    """Return about how many bytes of a card no limit shortens; a Chinese character takes three in UTF-8."""
     question = group[0].question
     facts = sum(len(text) for item in group for _, text in _facts(item.prediction))
     return 3 * (len(question.stem) + sum(map(len, question.options.values())) + facts) + 40
@@ -168,7 +168,8 @@ def _texts(group: Sequence[Graded]) -> list[str]:
     return [group[0].question.explanation or "", *(item.prediction.text for item in group)]
 
 
-def _item(group: Sequence[Graded], wrong: int, right: int) -> list[Any]:
+def _item(group: Sequence[Graded], wrong: int, right: int) -> list[object]:
+    """Return what a card shows of one question: stem, options, reference, output and facts of each run."""
     question, limit = group[0].question, right if group[0].correct else wrong
     reference, *outputs = (_cut(text, limit) for text in _texts(group))
     facts = [_facts(item.prediction) for item in group]
@@ -192,7 +193,8 @@ def _cut(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[:limit]}… ({len(text):,} characters in all)"
 
 
-def _pack(value: object, count: int) -> Any:
+def _pack(value: object, count: int) -> object:
+    """Return a value as gzip in base64; in a page of few questions as it is, for whoever reads its source."""
     if count <= PLAIN:
         return value
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))

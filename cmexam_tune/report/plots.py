@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.evaluation.breakdowns import Breakdown
@@ -14,6 +14,7 @@ from cmexam_tune.report.table import Bar
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Canvas
 
 FOLDER = "plots"
 SHOWN = 20
@@ -84,13 +85,13 @@ def _file(facet: str) -> str:
 
 
 def _of_facet(report: FullReport, table: Breakdown) -> list[Bar]:
-    theirs = report.published.of_facet(table.facet) if report.published else None
+    printed = report.published.of_facet(table.facet) if report.published else None
     bars = []
     for group in table.cells[:SHOWN]:
         accuracy, interval = group.scores["accuracy"], group.scores["accuracy_ci"]
         if isinstance(accuracy, int | float) and isinstance(interval, list):
-            published = theirs.cells.get(group.name, {}) if theirs else {}
-            marks = {f"{model} (published)": accuracy for model, accuracy in published.items()}
+            published = printed.cells.get(group.name, {}) if printed else {}
+            marks = {f"{model} (published)": number for model, number in published.items()}
             bars.append(Bar(f"{_latin(group.en, group.name)} (n={group.scores['n']})", accuracy, interval, marks))
     return bars
 
@@ -111,8 +112,8 @@ def _bars(bars: Sequence[Bar], stem: Path) -> list[Path]:
     models = dict.fromkeys(model for bar in bars for model in bar.marks)
     for model, marker in zip(models, MARKERS, strict=False):
         points = [(bar.marks[model], place) for place, bar in zip(places, bars, strict=True) if model in bar.marks]
-        x, y = zip(*points, strict=True)
-        axes.scatter(x, y, marker=marker, s=22, zorder=3, label=model)
+        values, heights = zip(*points, strict=True)
+        axes.scatter(values, heights, marker=marker, s=22, zorder=3, label=model)
     axes.set_yticks(places, [bar.label for bar in bars])
     axes.invert_yaxis()
     axes.set_xlabel("accuracy, % (95% interval)")
@@ -138,9 +139,10 @@ def _curves(curves: Mapping[str, Sequence[tuple[int, float]]], stem: Path) -> li
     return _save(figure, stem)
 
 
-def _save(figure: Any, stem: Path) -> list[Path]:
+def _save(figure: "Canvas", stem: Path) -> list[Path]:
     stem.parent.mkdir(parents=True, exist_ok=True)
     paths = [stem.with_suffix(".png"), stem.with_suffix(".svg")]
     figure.savefig(paths[0], dpi=200)
+    # Without its date an SVG of the same numbers is the same file, which a repository of a paper shows as unchanged.
     figure.savefig(paths[1], metadata={"Date": None})
     return paths

@@ -1,35 +1,34 @@
-"""What a report holds, as tables: one function for each.
+"""What is computed from the graded answers of a report, and how it is shown.
 
-What is computed from the graded answers alone is one row of `SECTIONS`: its key in report.json, its numbers, its tables
-and its bars. Files, plots and page follow.
+A section is one row of `SECTIONS`: its key in report.json, what computes its numbers, its tables and its bars. Files,
+plots and page show whatever is listed there. Tables that need more than graded answers (a baseline, a paper's numbers,
+other scorers) are in `result_tables.py`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from cmexam_tune.core.schema import Scores
 from cmexam_tune.evaluation import breakdowns, grading
-from cmexam_tune.evaluation.breakdowns import Breakdown, Cell, Consistency, FacetValue, PartialCredit, Share, Subset
-from cmexam_tune.evaluation.comparison import Comparison, RunPair, ScoreDecomposition, text_intervals
+from cmexam_tune.evaluation.breakdowns import Consistency, LengthBin, PartialCredit
+from cmexam_tune.evaluation.comparison import text_intervals
 from cmexam_tune.evaluation.graded import Graded
 from cmexam_tune.evaluation.scorers import Scorer
 from cmexam_tune.report import baselines
 from cmexam_tune.report.calibration import Calibration, calibration
-from cmexam_tune.report.full_report import FullReport, Published
 from cmexam_tune.report.item_response import ItemResponse, item_response
 from cmexam_tune.report.option_orders import OptionOrders, option_orders
 from cmexam_tune.report.stages import Stages, stages
-from cmexam_tune.report.table import COLUMNS, Bar, Table, Text, cell, escape_markdown, for_page, short
+from cmexam_tune.report.table import SECOND_MINUS_FIRST, Bar, Table, Text, cell, for_page, short
 
+Numbers = TypeVar("Numbers")
+"""What a section computes."""
 BASELINES = {
     "uniform_subset": "Random set of letters",
     "uniform_single": "Random single letter",
     "majority": "Most frequent answer",
 }
-SECOND_MINUS_FIRST = "second minus first"
-"""The head of every column of differences, so that no reader need guess their sign."""
-LATEX_HEAD = "% \\usepackage{booktabs}; Chinese names need ctex or xeCJK.\n"
 
 
 @dataclass(frozen=True)
@@ -52,20 +51,20 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
-class ReportSection:
+class ReportSection(Generic[Numbers]):
     """A part of the report that is computed from graded answers."""
 
     key: str
     """Of report.json."""
-    compute: Callable[[Evaluation], Any]
+    compute: Callable[[Evaluation], Numbers | None]
     """Returns its numbers; None: there is nothing to say, and the report has no such section."""
-    tables: Callable[[Any], Sequence[Table]] = lambda numbers: ()
-    bars: Callable[[Any], Sequence[Bar]] | None = None
+    tables: Callable[[Numbers], Sequence[Table]] = lambda numbers: ()
+    bars: Callable[[Numbers], Sequence[Bar]] | None = None
     """A chart of it, for the plots, too."""
     title: Text | None = None
     """Heading on the page, which shows tables and bars as they are; None: the page has a script of its own for it."""
 
-    def page(self, numbers: object) -> dict[str, object]:
+    def page(self, numbers: Numbers) -> dict[str, object]:
         """Return what the page's script draws of a section without a script of its own."""
         return {
             "key": self.key,
@@ -81,115 +80,9 @@ def compute(evaluation: Evaluation) -> dict[str, object]:
     return {key: numbers for key, numbers in computed.items() if numbers is not None}
 
 
-def tables(report: FullReport) -> list[Table]:
-    """Return every table of a report, in its order."""
-    columns = _columns(report)
-    return [
-        # Without a baseline the first of several runs is all that it would hold.
-        *([_scores("Overall", columns, _with_baseline(report))] if report.comparison or not report.runs else []),
-        *([cut_off(report)] if any(run.cut for run in report.cut.values()) else []),
-        *([_scores("Runs", columns, report.runs)] if report.runs else []),
-        *([by_scorer(report)] if report.profiles else []),
-        *([decompositions(tuple(report.bridges.values()))] if report.bridges else []),
-        *([summary(report)] if report.summary else []),
-        *([agreement(report)] if report.agreement else []),
-        *([pairs(report.pairs)] if report.pairs else []),
-        *([published(report.published, report.overall)] if report.published else []),
-        *([comparison(report.comparison, report.name)] if report.comparison else []),
-        *([subsets(report.subsets)] if report.subsets else []),
-        *(breakdown(table, columns, report.published) for table in report.tables),
-        *(
-            table
-            for section in SECTIONS
-            if section.key in report.computed
-            for table in section.tables(report.computed[section.key])
-        ),
-    ]
-
-
-def headline(report: FullReport) -> Table:
-    """Return what the program prints: the run, or several runs or scorers beside each other."""
-    return _scores("", (*COLUMNS, *report.metrics), report.runs or report.profiles or _with_baseline(report))
-
-
-def _with_baseline(report: FullReport) -> dict[str, Scores]:
-    own = {report.name: report.overall}
-    other = report.comparison
-    if other is None or not other.scores:
-        return own
-    name = f"{other.name} (baseline)" if other.name == report.name else other.name
-    return {**own, name: other.scores}
-
-
-def by_scorer(report: FullReport) -> Table:
-    """Return the outputs of the first run as every scorer scores them."""
-    title = "The same outputs by every profile" if len(report.runs) < 2 else f"{report.name} by every profile"
-    return _scores(title, _columns(report), report.profiles)
-
-
-def _columns(report: FullReport) -> tuple[str, ...]:
-    keys = (*COLUMNS, *report.metrics)
-    return tuple(key for key in keys if report.overall.get(key) is not None or key == "accuracy")
-
-
-def _scores(title: str, columns: Sequence[str], scores: Mapping[str, Scores]) -> Table:
-    columns = [key for key in columns if key == "accuracy" or any(row.get(key) is not None for row in scores.values())]
-    lines = tuple(_line(name, row, columns) for name, row in scores.items())
-    return Table(("", *map(short, columns)), lines, title)
-
-
-def _line(name: str, scores: Mapping[str, object], columns: Sequence[str]) -> tuple[str, ...]:
-    return (name, *(cell(key, scores.get(key)) for key in columns))
-
-
 def _intervals(ends: Mapping[str, Sequence[float]]) -> list[Table]:
     lines = tuple((short(key), cell(key, interval)) for key, interval in ends.items())
     return [Table(("", "95% CI"), lines, "95% intervals of the text metrics (bootstrap)")] if ends else []
-
-
-def decompositions(ways: Sequence[ScoreDecomposition]) -> Table:
-    """Return how far each scorer is from the standard one, in points of percent: the steps add up."""
-    head = ("", "standard", "subset", "reading", "denominator", "average", "theirs", "read differently")
-    lines = tuple(
-        (
-            f"{way.profile} *" if way.mark else way.profile,
-            cell("", way.standard),
-            *(_points(step) for step in (way.by_subset, way.by_reading, way.by_denominator, way.by_average)),
-            cell("", way.theirs),
-            str(len(way.differing)),
-        )
-        for way in ways
-    )
-    marks = sorted({way.mark.split(", not")[0] for way in ways if way.mark})
-    note = "In points of percent; subset: " + "; ".join(
-        f"{way.profile} {way.subset}" for way in ways if way.subset != "all questions"
-    )
-    note += f". * {', '.join(marks)}, which are not the words of that script" if marks else ""
-    note += ". -: none of these questions counts there" if any(way.theirs is None for way in ways) else ""
-    return Table(head, lines, "From the standard score to every profile's", note)
-
-
-def _points(step: float | None) -> str:
-    return "-" if step is None else f"{step:+.2f}"
-
-
-def summary(report: FullReport) -> Table:
-    """Return mean and deviation over the runs."""
-    lines = tuple((short(k), cell(k, s.mean), cell(k, s.std), str(s.runs)) for k, s in report.summary.items())
-    return Table(("", "mean", "std", "runs"), lines, "Mean and deviation of the runs")
-
-
-def agreement(report: FullReport) -> Table:
-    """Return how often two runs gave the same readable answer."""
-    lines = tuple((pair, f"{share:.1f}") for pair, share in report.agreement.items())
-    changed = ("questions whose answer changes", f"{report.flips} of {report.overall['n']}")
-    return Table(("", "% of questions"), (*lines, changed), "Same readable answer in both")
-
-
-def cut_off(report: FullReport) -> Table:
-    """Return how many outputs of each run were cut off by their limit."""
-    lines = tuple((name, str(run.outputs), str(run.cut), str(run.thinking)) for name, run in report.cut.items())
-    return Table(("", "outputs", "cut off", "while thinking"), lines, "Outputs cut off by their limit")
 
 
 def _guessing(guesses: Mapping[str, Mapping[str, object]]) -> list[Table]:
@@ -204,68 +97,6 @@ def _simulated(guess: Mapping[str, object]) -> str:
     return f"{guess['mean']:.2f} ± {guess['std']:.2f} ({guess['seeds']} seeds)"
 
 
-def published(numbers: Published, overall: Scores) -> Table:
-    """Return the published models, the run above them."""
-    keys = [key for key in dict.fromkeys(key for row in numbers.rows for key in row) if _shown(key)]
-    own = tuple(cell(key, overall.get(key)) for key in keys)
-    lines = [(str(row["name"]), *(str(row.get(key, "-")) for key in keys)) for row in numbers.rows]
-    return Table(
-        ("", *map(short, keys)), (("this run", *own), *lines), f"Published: {numbers.source}", _warning(numbers)
-    )
-
-
-def _shown(key: str) -> bool:
-    return key != "name" and not key.endswith("_std")
-
-
-def _warning(numbers: Published) -> str:
-    return f"Not the same questions: {numbers.caveat}." if numbers.caveat else ""
-
-
-def comparison(other: Comparison, run: str) -> Table:
-    """Return the differences of the run called `run` from its baseline."""
-    lines = tuple(
-        (short(name), f"{metric.difference:+.2f}", f"{metric.low:+.2f} to {metric.high:+.2f}", metric.p_text)
-        for name, metric in other.metrics.items()
-    )
-    title = (
-        f"{other.name} | {run}: {len(other.gained)} questions newly right, {len(other.lost)} newly wrong"
-        # Of questions that share cases McNemar's p is too small: there the bootstrap's stands in the line of accuracy.
-        + (f", exact McNemar p = {other.mcnemar_p:.4g}" if other.clusters is None else "")
-    )
-    notes = []
-    if other.smallest_difference is not None:
-        notes.append(
-            f"{other.n} questions detect a difference of {other.smallest_difference:.1f} points with 80% power"
-        )
-    if other.clusters is not None:
-        notes.append(f"{other.clusters} groups of questions were drawn together")
-    if other.computed is not None and "accuracy" in other.metrics:
-        accuracy = other.metrics["accuracy"]
-        shown = "changed" if accuracy.low > 0 or accuracy.high < 0 else "did not change, as far as these questions show"
-        notes.append(
-            f"Nothing but what computed them is different ({other.computed}): {other.other_answers} of {other.n} "
-            f"answers are others, and the accuracy {shown}"
-        )
-    return Table(("", SECOND_MINUS_FIRST, "95% interval", "p"), lines, title, ". ".join(notes))
-
-
-def pairs(compared: Sequence[RunPair]) -> Table:
-    """Return every pair of runs, with p-values corrected for multiple comparisons."""
-    lines = tuple(
-        (
-            f"{pair.first} | {pair.second}",
-            f"{pair.difference:+.2f}",
-            f"{pair.p_value:.4g}",
-            f"{pair.adjusted_p:.4g}",
-            "-" if pair.smallest_difference is None else f"{pair.smallest_difference:.1f}",
-        )
-        for pair in compared
-    )
-    head = ("", SECOND_MINUS_FIRST, "p (McNemar)", "p (Holm)", "smallest detectable")
-    return Table(head, lines, "Pairwise", "Smallest difference detectable with 80% power")
-
-
 def _credit(parts: Mapping[str, PartialCredit]) -> list[Table]:
     if "multiple" not in parts:
         return []
@@ -277,58 +108,23 @@ def _credit(parts: Mapping[str, PartialCredit]) -> list[Table]:
     return [Table(head, lines, "Questions with one and with several right letters")]
 
 
-def subsets(parts: Sequence[Subset]) -> Table:
-    """Return accuracy with and without some questions, and what it says in words."""
-    lines = [("all", *_accuracy(parts[0].everything))]
-    for part in parts:
-        lines += [(f"{part.name}: only", *_accuracy(part.only)), (f"{part.name}: without", *_accuracy(part.without))]
-    return Table(
-        ("", "n", "Acc", "95% CI"), tuple(lines), "With and without", " ".join(part.sentence for part in parts)
-    )
-
-
-def _accuracy(share: Share) -> tuple[str, str, str]:
-    return str(share.n), cell("", share.accuracy), cell("", share.accuracy_ci)
-
-
-def breakdown(table: Breakdown, columns: Sequence[str], numbers: Published | None) -> Table:
-    """Return the scores by the values of a facet, published accuracies of the same groups beside them."""
-    theirs = numbers.of_facet(table.facet) if numbers else None
-    models = tuple(dict.fromkeys(model for cells in theirs.cells.values() for model in cells)) if theirs else ()
-    lines = []
-    for group in table.cells:
-        beside = theirs.cells.get(group.name, {}) if theirs else {}
-        name = f"{label(group)}{' *' if group.small else ''}"
-        lines.append((*_line(name, group.scores, columns), *(cell("", beside.get(model)) for model in models)))
-    if table.macro_accuracy is not None:
-        lines.append((*_line("macro average", {"accuracy": table.macro_accuracy}, columns), *("-" for _ in models)))
-    notes = [f"* fewer than {table.minimum} questions"] if any(group.small for group in table.cells) else []
-    if theirs and numbers:
-        notes += [f"Columns with † are published: {theirs.source}", *filter(None, [_warning(numbers).rstrip(".")])]
-    title = f"{table.facet} {table.zh}" + (f", {table.source}" if table.source else "")
-    head = ("", *map(short, columns), *(f"{model} †" for model in models))
-    return Table(head, tuple(lines), title, ". ".join(notes))
-
-
-def label(group: Cell | FacetValue) -> str:
-    """Return the paper's abbreviation, or else the English name, and the Chinese name of a group."""
-    first = group.en if group.name == group.zh else group.name
-    return first if first == group.zh else f"{first} {group.zh}"
-
-
-def _lengths(bins: Sequence[Mapping[str, object]]) -> list[Table]:
+def _lengths(bins: Sequence[LengthBin]) -> list[Table]:
     lines = tuple(
-        (f"{b['from']}-{b['to'] or ''}", str(b["n"]), cell("", b["accuracy"]), cell("", b["accuracy_ci"])) for b in bins
+        (_span(part), str(part["n"]), cell("", part["accuracy"]), cell("", part["accuracy_ci"])) for part in bins
     )
     return [Table(("", "n", "Acc", "95% CI"), lines, "Accuracy by length of the question (characters)")]
 
 
-def _length_bars(bins: Sequence[Mapping[str, Any]]) -> list[Bar]:
+def _length_bars(bins: Sequence[LengthBin]) -> list[Bar]:
     return [
-        Bar(f"{b['from']}-{b['to'] or ''} (n={b['n']})", b["accuracy"], b["accuracy_ci"])
-        for b in bins
-        if b["accuracy"] is not None
+        Bar(f"{_span(part)} (n={part['n']})", accuracy, interval)
+        for part in bins
+        if (accuracy := part["accuracy"]) is not None and (interval := part["accuracy_ci"]) is not None
     ]
+
+
+def _span(part: LengthBin) -> str:
+    return f"{part['from']}-{part['to'] or ''}"
 
 
 def _consistency(consistency: Consistency) -> list[Table]:
@@ -452,11 +248,11 @@ def _item_response(response: ItemResponse) -> list[Table]:
     if response.levels:
         lines = tuple((Text(level.en, level.zh), str(level.n), f"{level.difficulty:+.2f}") for level in response.levels)
         spearman = "-" if response.spearman is None else f"{response.spearman:.2f}"
-        said = Text(
+        note = Text(
             f"Rank correlation of both over the questions: {spearman}", f"两种难度在各题上的等级相关系数：{spearman}"
         )
         head = (Text("the exam's difficulty", "考试标注的难度"), "n", Text("mean difficulty", "平均难度"))
-        shown.append(Table(head, lines, Text("Difficulty beside the exam's own", "与考试标注难度对照"), said))
+        shown.append(Table(head, lines, Text("Difficulty beside the exam's own", "与考试标注难度对照"), note))
     if response.subset:
         errors = (
             (Text("one of each group of equal difficulty", "按难度分层各取一题"), f"{response.subset.error:.1f}"),
@@ -464,11 +260,11 @@ def _item_response(response: ItemResponse) -> list[Table]:
         )
         size = len(response.subset.ids)
         title = Text(f"{size} questions for the whole", f"用 {size} 题代表全部")
-        said = Text(
+        note = Text(
             "Points by which their accuracy misses the whole's, for runs that had no part in choosing them",
             "其正确率与全部题目正确率的偏差（百分点），所评模型未参与选题",
         )
-        shown.append(Table(("", Text("error", "误差")), errors, title, said))
+        shown.append(Table(("", Text("error", "误差")), errors, title, note))
     return shown
 
 
@@ -482,12 +278,15 @@ class ContextUse:
     scores: Scores
 
 
-def context_use(of: Evaluation) -> tuple[ContextUse, ...] | None:
+def context_use(evaluation: Evaluation) -> tuple[ContextUse, ...] | None:
     """Return the runs with and without passages; None where no run had any."""
-    counts = {name: [len(item.prediction.context) for item in items] for name, items in of.runs.items()}
+    counts = {name: [len(item.prediction.context) for item in items] for name, items in evaluation.runs.items()}
     if not any(map(any, counts.values())):
         return None
-    return tuple(ContextUse(name, sum(own) / len(own), of.score(of.runs[name])) for name, own in counts.items())
+    return tuple(
+        ContextUse(name, sum(numbers) / len(numbers), evaluation.score(evaluation.runs[name]))
+        for name, numbers in counts.items()
+    )
 
 
 def _context(runs: Sequence[ContextUse]) -> list[Table]:
@@ -508,13 +307,12 @@ def _context(runs: Sequence[ContextUse]) -> list[Table]:
     return [Table(head, lines, Text("With and without passages", "有无参考段落"), note)]
 
 
+# What `stages.PARTS` and `stages.Task` are called on the page.
 PARTS = {
     "all": Text("all questions", "所有题"),
     "single": Text("one right letter", "单个正确字母"),
     "several": Text("several right letters", "多个正确字母"),
 }
-
-
 TASKS = {
     "letters": Text("letters", "字母"),
     "explanation": Text("letters and explanation", "字母和解析"),
@@ -575,7 +373,8 @@ def _stages(numbers: Stages) -> list[Table]:
     ]
 
 
-SECTIONS: tuple[ReportSection, ...] = (
+# Each row checks by itself that its tables take what it computes; a tuple of different rows can only say Any.
+SECTIONS: tuple[ReportSection[Any], ...] = (
     ReportSection("intervals", lambda of: text_intervals(of.graded, of.scorer.smoothing), _intervals),
     ReportSection("partial_credit", lambda of: breakdowns.partial_credit(of.graded), _credit),
     ReportSection("baselines", lambda of: baselines.compute([item.question for item in of.graded]), _guessing),
@@ -598,26 +397,3 @@ SECTIONS: tuple[ReportSection, ...] = (
     ReportSection("explanations", lambda of: breakdowns.consistency(of.graded), _consistency),
 )
 """In the order in which the files show them."""
-
-
-def markdown(report: FullReport) -> str:
-    """Return report.md: every table, how each number was computed, and where it comes from."""
-    head = "Accuracy, F1, BLEU and ROUGE in percent; an unreadable output counts as the profile says.\n"
-    if report.selection:
-        head = f"**{escape_markdown(report.selection.sentence)}**\n\n{head}"
-    signatures = "".join(f"- {escape_markdown(k)}: {escape_markdown(str(v))}\n" for k, v in report.signature.items())
-    parts = [
-        "# Evaluation report\n",
-        head,
-        *(table.markdown() for table in tables(report)),
-        "## Signatures\n",
-        signatures,
-    ]
-    return "\n".join(parts)
-
-
-def latex(report: FullReport) -> str:
-    """Return report.tex: the tables for a paper."""
-    day = f", {report.identity.date}" if report.identity else ""
-    about = f"n = {report.overall['n']:,}{day}"
-    return LATEX_HEAD + "\n".join(table.latex(about) for table in tables(report))

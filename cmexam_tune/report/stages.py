@@ -90,7 +90,12 @@ def stages(runs: Mapping[str, Sequence[Graded]], explained: Mapping[str, bool | 
     for pair in itertools.combinations(runs, 2):
         first, second = (tasks[name] for name in pair)
         pairs.setdefault(first if first == second else "both", []).append(pair)
-    steps = [step for task, own in sorted(pairs.items()) for part in PARTS for step in _steps(runs, own, part, task)]
+    steps = [
+        step
+        for task, task_pairs in sorted(pairs.items())
+        for part in PARTS
+        for step in _steps(runs, task_pairs, part, task)
+    ]
     return Stages(tuple(steps), tuple(_manner(name, tasks[name], graded) for name, graded in runs.items()))
 
 

@@ -219,6 +219,8 @@ COLUMNS = (
     "rougeL",
 )  # fmt: skip
 """What the tables show of each set of scores."""
+SECOND_MINUS_FIRST = "second minus first"
+"""The head of every column of differences, so that no reader need guess their sign."""
 
 
 def short(key: str) -> str:

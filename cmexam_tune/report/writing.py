@@ -7,7 +7,7 @@ from pathlib import Path
 from cmexam_tune.core import jsonl
 from cmexam_tune.core.files import write_together
 from cmexam_tune.core.schema import Question
-from cmexam_tune.report import page, sections
+from cmexam_tune.report import page, result_tables
 from cmexam_tune.report.full_report import FullReport
 from cmexam_tune.report.page import Runs
 
@@ -43,11 +43,11 @@ def write(
     """
     texts = {
         "report.json": json.dumps(report.to_dict(), ensure_ascii=False, indent=2) + "\n",
-        "report.md": sections.markdown(report),
+        "report.md": result_tables.markdown(report),
         "report.html": page.page(report, runs),
     }
     if latex:
-        texts["report.tex"] = sections.latex(report)
+        texts["report.tex"] = result_tables.latex(report)
     if subset:
         texts[SUBSET] = "".join(f"{jsonl.dumps(question)}\n" for question in subset)
     with write_together(Path(out), "report", overwrite) as claim:

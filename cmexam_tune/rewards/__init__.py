@@ -1,4 +1,4 @@
-"""What a verdict is worth: how much of a reward a text earns that a model wrote for a question, without torch.
+"""What a verdict is worth in training: the reward that a model's output to a question earns. Needs no torch.
 
 In: a question, a text and the section `reward` of a config. Out: one number for each term, and their weighted sum.
 Start reading in `strict_answer.py`, which letters a text states beyond doubt; `terms.py` has one function for each

@@ -21,6 +21,7 @@ _LETTERS = rf"[A-Z](?:{_SEPARATOR}[A-Z])*"
 # 所以正确答案是C。 and 最终答案：A、C: what leads up to the letters belongs to the statement, the rest explains.
 _LEAD = r"(?:(?:所以|因此|故|综上(?:所述)?)[，,]?[ ]*)?(?:本题的?)?(?:正确|最终)?"
 _STATEMENT = re.compile(rf"(?P<lead>{_LEAD}){_CUE}(?P<letters>{_LETTERS})(?![A-Za-z0-9])")
+# Looser than `_STATEMENT`: a second announcement in any other form ("Answer: B") makes the first one a guess, too.
 _ANY_STATEMENT = re.compile(r"答\s*案\s*(?:应)?(?:是|为|选|[:：])|(?i:\banswer\s*(?:is|:))")
 _STOP = re.compile(r"[ ]*[。.]?[ ]*")
 _EXPLANATION_CUE = re.compile(r"\s*(?:答案)?(?:解释|解析)\s*[:：]\s*")
@@ -68,8 +69,8 @@ def _end_of_line(text: str, start: int, option_texts: str) -> int | None:
     """Return where the line of a statement ends; None if it says more than the letters and their options' texts."""
     line_end = text.find("\n", start)
     line_end = len(text) if line_end < 0 else line_end
-    rest = text[start:line_end].strip(" ")
-    allowed = _STOP.fullmatch(rest) or _STOP.fullmatch(rest.removeprefix(option_texts))
+    after = text[start:line_end].strip(" ")
+    allowed = _STOP.fullmatch(after) or _STOP.fullmatch(after.removeprefix(option_texts))
     return line_end if allowed else None
 
 

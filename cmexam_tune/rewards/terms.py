@@ -65,8 +65,8 @@ def partial(judged: JudgedOutput) -> float:
     gold = set(judged.question.answer or "")
     if len(gold) < 2 or judged.stated is None or exact(judged):
         return 0.0
-    given = set(judged.stated.letters)
-    return len(gold & given) / len(gold | given)
+    stated = set(judged.stated.letters)
+    return len(gold & stated) / len(gold | stated)
 
 
 def overlong(judged: JudgedOutput) -> float:
@@ -88,6 +88,7 @@ def language(judged: JudgedOutput) -> float:
     Latin letters within options (CT, HBsAg) are what the exam writes and cost nothing.
     """
     text = judged.output.text
+    # Longest first, so that no option is cut out of another one.
     for option in sorted(judged.question.options.values(), key=len, reverse=True):
         text = text.replace(option, "") if option else text
     # The letters of the answer are Latin in any language.

@@ -26,6 +26,7 @@ class Reward:
     def weights(self) -> dict[str, float]:
         """Weight of each term that counts, and of `exact` in any case."""
         weights = {name: float(getattr(self.config, name)) for name in TERMS}
+        # `exact` is computed even where it earns nothing: it tells which groups of outputs can teach anything.
         return {name: weight for name, weight in weights.items() if weight or name == DECISIVE}
 
     def term(self, name: str, question: Question, output: Output | str, step: int = 0) -> float:

@@ -3,10 +3,10 @@
 Cohen, A coefficient of agreement for nominal scales, 1960. A model that always says C has 0, whatever its accuracy.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from cmexam_tune.evaluation import significance
 from cmexam_tune.evaluation.metrics import Metric
 
 if TYPE_CHECKING:
@@ -15,12 +15,10 @@ if TYPE_CHECKING:
 
 def kappa(graded: "Sequence[Graded]") -> float:
     """Return kappa times 100; 0 where chance alone agrees everywhere."""
-    pairs = [(item.question.answer or "", item.answer or "") for item in graded]
-    n = len(pairs)
-    gold, given = Counter(right for right, _ in pairs), Counter(answer for _, answer in pairs)
-    observed = sum(right == answer for right, answer in pairs) / n
-    chance = sum(gold[answer] * given[answer] for answer in gold) / n**2
-    return 100 * (observed - chance) / (1 - chance) if chance < 1 else 0.0
+    key = [item.question.answer or "" for item in graded]
+    # An unreadable output is a label of its own: it agrees with no key, as it does not in accuracy.
+    answers = [item.answer or "" for item in graded]
+    return 100 * (significance.kappa(key, answers) or 0.0)
 
 
 METRIC = Metric(kappa, "Cohen's kappa, x 100", "Cohen κ（×100）")

@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 def macro_f1(graded: "Sequence[Graded]") -> float:
     """Return the mean F1 over answers in percent."""
     pairs = [(item.question.answer or "", item.answer or "") for item in graded]
-    gold, given = Counter(right for right, _ in pairs), Counter(answer for _, answer in pairs)
-    hits = Counter(right for right, answer in pairs if right == answer)
-    return 100 * fmean(2 * hits[answer] / (gold[answer] + given[answer]) for answer in {*gold, *given})
+    gold, predicted = Counter(key for key, _ in pairs), Counter(answer for _, answer in pairs)
+    hits = Counter(key for key, answer in pairs if key == answer)
+    # F1 from counts: 2 TP / (support + predicted), which is never 0 / 0 for a label that occurs at all.
+    return 100 * fmean(2 * hits[label] / (gold[label] + predicted[label]) for label in {*gold, *predicted})
 
 
 METRIC = Metric(macro_f1, "Macro F1 %", "宏平均 F1 %")

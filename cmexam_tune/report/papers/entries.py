@@ -94,10 +94,10 @@ def by_recipe() -> Mapping[str, Entry]:
     entries = {}
     listed = yaml.safe_load(Path(__file__).with_name("entries.yaml").read_text(encoding="utf-8"))
     for recipe, values in listed.items():
-        rest = {key: value for key, value in values.items() if key not in ("row", "explain")}
+        others = {key: value for key, value in values.items() if key not in ("row", "explain")}
         paper = tuple(values["row"]) if "row" in values else None
         explain = tuple(values["explain"]) if "explain" in values else None
-        entries[recipe] = Entry(recipe, paper, explain, **rest)
+        entries[recipe] = Entry(recipe, paper, explain, **others)
     return entries
 
 
@@ -128,10 +128,13 @@ def order(names: Sequence[str]) -> list[str]:
 
 
 def _split(word: str) -> tuple[str | None, str]:
-    """Return the row that an override names, if it names one, and the override; what stands behind `=` never counts."""
+    """Return the row that an override names, if it names one, and the override without it.
+
+    A colon behind `=` belongs to the value: `model.base_url=http://...` names no row.
+    """
     key, equals, value = word.partition("=")
-    row, colon, rest = key.rpartition(":")
-    return (row, f"{rest}{equals}{value}") if colon else (None, word)
+    row, colon, setting = key.rpartition(":")
+    return (row, f"{setting}{equals}{value}") if colon else (None, word)
 
 
 def check_overrides(overrides: Sequence[str], chosen: Sequence[Entry]) -> None:

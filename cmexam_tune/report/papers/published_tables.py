@@ -49,6 +49,7 @@ class PublishedTable:
 
 @functools.cache
 def _yaml() -> dict[str, Any]:
+    # The loader in C where PyYAML has it: our largest file of data, and `recipes` shows it at once.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     path = Path(__file__).with_name("published.yaml")
     values: dict[str, object] = yaml.load(path.read_text(encoding="utf-8"), loader)
@@ -68,8 +69,8 @@ def _lines(row: Mapping[str, Any]) -> Iterator[PublishedLine]:
     """Yield the line of a row of the file, and the line of its three-shot numbers where there are any."""
     yield PublishedLine(row["name"], _numbers(row), row.get("setting"), 0, _caveats(row, row))
     if row.get("few_shot"):
-        few = row["few_shot"]
-        yield PublishedLine(row["name"], _numbers(few), row.get("setting"), 3, _caveats(row, few))
+        three_shot = row["few_shot"]
+        yield PublishedLine(row["name"], _numbers(three_shot), row.get("setting"), 3, _caveats(row, three_shot))
 
 
 def _caveats(row: Mapping[str, Any], cells: Mapping[str, Any]) -> str:
@@ -159,16 +160,16 @@ def _caveat(exam: str, questions: Sequence[Question]) -> str:
     """Return why the published numbers are of other questions than these; empty where they are the same, or none."""
     if not questions:
         return ""
-    theirs, split = _yaml()[exam]["questions"], _yaml()[exam]["split"]
+    printed, split = _yaml()[exam]["questions"], _yaml()[exam]["split"]
     if exam == "cmb":
         classes = Counter(question.facets.get("exam_class") for question in questions)
-        same = len(classes) == theirs["classes"] and set(classes.values()) == {theirs["each"]}
+        same = len(classes) == printed["classes"] and set(classes.values()) == {printed["each"]}
     else:
         # Table 2 tells the splits apart; preprocessing may drop a few rows that it counts.
         lengths = [len(question.stem) for question in questions]
         same = (
-            0.999 * theirs["n"] <= len(lengths) <= theirs["n"]
-            and max(lengths) == theirs["longest"]
-            and abs(fmean(lengths) - theirs["mean"]) < 0.05
+            0.999 * printed["n"] <= len(lengths) <= printed["n"]
+            and max(lengths) == printed["longest"]
+            and abs(fmean(lengths) - printed["mean"]) < 0.05
         )
     return "" if same else f"published numbers are of {split}, not of these {len(questions)} questions"

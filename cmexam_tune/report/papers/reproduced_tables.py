@@ -16,7 +16,7 @@ from cmexam_tune.evaluation.significance import mean_std
 from cmexam_tune.report.html_page import html_page
 from cmexam_tune.report.identity import portable
 from cmexam_tune.report.papers import entries, published_tables
-from cmexam_tune.report.sections import label
+from cmexam_tune.report.result_tables import label
 from cmexam_tune.report.table import Table, cell, short
 
 REPORT = Path("report") / "report.json"
@@ -29,15 +29,16 @@ INCIDENTAL = (
     "model.base_url", "model.api_key_env",
 )  # fmt: skip
 """Settings of a recipe that may be others without a word: no score depends on them."""
-Cells = Mapping[str, float | tuple[float, ...] | None]
+Numbers = Mapping[str, float | tuple[float, ...] | None]
+"""Scores of a report as JSON has them: numbers, intervals, and null for what could not be computed."""
 
 
 @dataclass(frozen=True)
 class SavedScores:
     """What a report.json holds, as far as it is collected."""
 
-    overall: Cells
-    by_facet: Mapping[str, Mapping[str, Cells]]
+    overall: Numbers
+    by_facet: Mapping[str, Mapping[str, Numbers]]
     published: Mapping[str, Any] | None = None
     """What stood beside the run: `caveat` says why its questions are not the paper's."""
     provenance: Mapping[str, Any] = field(default_factory=dict)
@@ -187,12 +188,12 @@ def read_report(path: Path) -> SavedScores:
     return jsonl.read_one(path, SavedScores, "report")
 
 
-def _count(overall: Cells) -> int:
+def _count(overall: Numbers) -> int:
     """Return the number of questions, which a report holds as an integer."""
     return int(n) if isinstance(n := overall.get("n"), int | float) else 0
 
 
-def _percent(metric: str, overall: Cells) -> float | None:
+def _percent(metric: str, overall: Numbers) -> float | None:
     if not isinstance(value := overall.get(metric), float):
         return None
     return value * (100 if metric == "weighted_f1" else 1)
@@ -231,13 +232,13 @@ def _with_caveats(note: str, measured: Sequence[Measured]) -> str:
 
 
 def _compared(row: Measured, metric: str) -> tuple[str, ...]:
-    score, theirs = row.scores[metric], row.published.get(metric)
+    score, published = row.scores[metric], row.published.get(metric)
     ends = score.interval
-    if theirs is None:
+    if published is None:
         interval = "-" if ends is None else f"{ends[0]:.2f} to {ends[1]:.2f}"
         return (row.name, short(metric), str(row.n), str(score), "-", "-", interval)
-    interval = "-" if ends is None else f"{ends[0] - theirs:+.2f} to {ends[1] - theirs:+.2f}"
-    difference = f"{score.mean - theirs:+.2f}"
+    interval = "-" if ends is None else f"{ends[0] - published:+.2f} to {ends[1] - published:+.2f}"
+    difference = f"{score.mean - published:+.2f}"
     return (row.name, short(metric), str(row.n), str(score), _printed(row, metric), difference, interval)
 
 
@@ -267,16 +268,16 @@ def by_groups(number: int, measured: Sequence[Measured]) -> Table:
     facet = breakdowns.define(str(printed.facet))
     rows = [row for row in measured if row.entry.exam == "cmexam" and row.setting == "answer"]
     ours = {row.name: row.accuracies(facet) for row in rows}
-    theirs = {facet.recognise(line.name): line.values for line in printed.lines}
-    groups = [*theirs, *(name for name in facet.values if name not in theirs)]
+    published = {facet.recognise(line.name): line.values for line in printed.lines}
+    groups = [*published, *(name for name in facet.values if name not in published)]
     lines = tuple(
         (
             label(group),
             *(_mean_and_deviation(accuracies.get(group, [])) for accuracies in ours.values()),
-            *(cell("", theirs[group].get(key)) if group in theirs else "-" for key in printed.columns),
+            *(cell("", published[group].get(key)) if group in published else "-" for key in printed.columns),
         )
         for group in groups
-        if group in theirs or any(group in accuracies for accuracies in ours.values())
+        if group in published or any(group in accuracies for accuracies in ours.values())
     )
     head = ("", *ours, *(f"{heading} †" for heading in printed.columns.values()))
     note = f"Accuracy in percent; † published. {printed.note}".rstrip(". ") + "."
@@ -307,7 +308,7 @@ def cmb(measured: Sequence[Measured]) -> Table:
         shown = (*columns, "accuracy_macro")
         words = "answer-only" if style == "answer" else "CoT"
         lines.append(
-            (f"{entry.title} ({entry.recipe})", words, *(_both(*(side.get(k) for side in ours)) for k in shown))
+            (f"{entry.title} ({entry.recipe})", words, *(_both(*(side.get(key) for side in ours)) for key in shown))
         )
         printed = [entry.printed(style), entry.printed(f"{style}-3shot")]
         if any(printed):

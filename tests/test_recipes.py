@@ -217,7 +217,7 @@ def asks_for_trl(names: list[str], fast: Iterable[str] | None = None) -> list[ob
     return [pytest.param(name, marks=marks[name]) for name in names]
 
 
-@pytest.mark.parametrize("name", asks_for_trl(LOCAL))
+@pytest.mark.parametrize("name", asks_for_trl(LOCAL, fast=kinds(LOCAL)))
 def test_dry_run(name: str, words: Words, adapters: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
     out = next(word for word in words(name) if word.startswith("out=")).removeprefix("out=")
     places = [*words(name), *with_adapter(name, adapters), f"out={out}-dry"]

@@ -160,7 +160,8 @@ def kill_and_compare(folder: Path, name: str, kills: int) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["plain", "packed", "ptuning", pytest.param("fused_lora", marks=pytest.mark.slow), "mixture", "grpo", "dpo"],
+    ["plain", "mixture", "grpo"]
+    + [pytest.param(name, marks=pytest.mark.slow) for name in ("packed", "ptuning", "fused_lora", "dpo")],
 )
 def test_killed_after_a_step_was_logged(folder: Path, name: str) -> None:
     """Step 3 is in the log and in no checkpoint. The others of SETTINGS, and other moments, are among the slow ones."""

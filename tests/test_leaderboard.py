@@ -95,7 +95,7 @@ def test_what_cannot_be_ranked_is_refused(folders: list[Path], tmp_path: Path) -
     def other_facet(folder: Path) -> None:
         lines = list(jsonl.read(folder / "questions.jsonl", sealed_folder.SealedQuestion))
         lines[0] = dataclasses.replace(lines[0], facets={**lines[0].facets, "Disease Group": "II"})
-        head = jsonl.read_one(folder / "seal.json", sealed_folder.Head, "seal")
+        head = jsonl.read_one(folder / "seal.json", sealed_folder.SealHeader, "seal")
         predictions = list(jsonl.read(folder / "predictions.jsonl", Prediction))
         metadata = sealed_folder.PredictionMetadata(json.loads((folder / "config.json").read_text("utf-8")))
         readings = json.loads((folder / "readings.json").read_text("utf-8"))

@@ -289,7 +289,7 @@ def resealed(tamper: Callable[[Path], None]) -> Callable[[Path], None]:
 
     def both(folder: Path) -> None:
         tamper(folder)
-        head = jsonl.read_one(folder / "seal.json", sealed_folder.Head, "seal")
+        head = jsonl.read_one(folder / "seal.json", sealed_folder.SealHeader, "seal")
         questions = tuple(jsonl.read(folder / "questions.jsonl", sealed_folder.SealedQuestion))
         digest = sealed_folder.digest_of(questions)
         sealed_folder.write_seal(folder, dataclasses.replace(head, questions_sha256=digest))
@@ -399,7 +399,7 @@ def test_a_forgery_that_agrees_with_itself_is_found_by_the_questions(given: tupl
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
     jsonl.write(copy / "questions.jsonl", forged, overwrite=True)
-    head = jsonl.read_one(copy / "seal.json", sealed_folder.Head, "seal")
+    head = jsonl.read_one(copy / "seal.json", sealed_folder.SealHeader, "seal")
     predictions = list(jsonl.read(copy / "predictions.jsonl", Prediction))
     metadata = PredictionMetadata(json.loads((copy / "config.json").read_text("utf-8")))
     readings: dict[str, Any] = {}

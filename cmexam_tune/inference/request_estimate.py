@@ -13,7 +13,7 @@ from cmexam_tune.prompts import PromptRequest, dialogue
 
 
 @dataclass(frozen=True)
-class Estimate:
+class RequestEstimate:
     """How much would be asked, if nothing is answered yet."""
 
     questions: int
@@ -34,7 +34,9 @@ class Estimate:
         )
 
 
-def estimate(source: Source, questions: str | Path, limit: int | None = None, tokenizer: str | None = None) -> Estimate:
+def estimate(
+    source: Source, questions: str | Path, limit: int | None = None, tokenizer: str | None = None
+) -> RequestEstimate:
     """Return what predicting a file would send.
 
     Args:
@@ -63,7 +65,7 @@ def estimate(source: Source, questions: str | Path, limit: int | None = None, to
 
     tokens = None if tokenizer is None else whole(_tokens(texts, tokenizer))
     most = config.generation.arguments.get("max_new_tokens", config.prompt.max_target_length)
-    return Estimate(len(prompts), sum(times), whole(map(len, texts)), tokens, sum(times) * most)
+    return RequestEstimate(len(prompts), sum(times), whole(map(len, texts)), tokens, sum(times) * most)
 
 
 def _times(source: Source, prompts: Sequence[PromptRequest]) -> list[int]:

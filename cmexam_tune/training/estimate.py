@@ -20,7 +20,7 @@ from cmexam_tune.training import arguments, objectives
 from cmexam_tune.training.data.batches import TrainingData
 from cmexam_tune.training.data.encoding import Encoder, truncation_table
 from cmexam_tune.training.data.questions import QuestionFiles
-from cmexam_tune.training.data.sampler import MicroBatch, Plan, slots
+from cmexam_tune.training.data.sampler import MicroBatch, StepPlan, slots
 from cmexam_tune.training.logits import CHUNK, can_fuse
 from cmexam_tune.training.run_directory import run
 
@@ -437,7 +437,7 @@ def mask_numbers(data: TrainingData) -> int:
         return packed, slots(micro, lengths) * max(sum(lengths[i] for i in row) for row in micro)
 
     largest = max((micro for (plan,) in data.sampler(0, 1) for micro in plan.micro), key=size)
-    batch = data.train[Plan((largest,), 0)].micro[0]
+    batch = data.train[StepPlan((largest,), 0)].micro[0]
     if MASKED.isdisjoint(batch) or UNMASKED in batch:
         return 0
     rows, length = batch["input_ids"].shape

@@ -197,7 +197,7 @@ def _finish(run: runs.Run, trainer: SafeTrainer, metrics: dict[str, float]) -> N
     metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
     if args.process_index == 0:
         labels = trainer.loaded.model.config.id2label if trainer.family.task == "classify" else None
-        card = runs.Card.of(run.config, checkpoint.tokenizer_hash(trainer.loaded.tokenizer), labels)
+        card = runs.AdapterCard.of(run.config, checkpoint.tokenizer_hash(trainer.loaded.tokenizer), labels)
         selfcheck.save_and_verify(run.adapter, trainer, state_dict, card)
         files.write_json(run.path / runs.METRICS, metrics)
         trainer.state.save_to_json(str(run.path / f".{runs.STATE}"))

@@ -22,7 +22,7 @@ def save_and_verify(
     adapter: Path,
     trainer: "SafeTrainer",
     state_dict: Mapping[str, torch.Tensor],
-    card: runs.Card,
+    card: runs.AdapterCard,
 ) -> None:
     """Write the adapter beside its place, check it, and rename it.
 

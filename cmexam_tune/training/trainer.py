@@ -15,8 +15,8 @@ from transformers import TrainingArguments
 from cmexam_tune.models import device
 from cmexam_tune.models.families import Classifier
 from cmexam_tune.training import estimate, logits, processes
-from cmexam_tune.training.data.batches import Batch, StepLoader, TrainingData
-from cmexam_tune.training.data.sampler import Plan, spread
+from cmexam_tune.training.data.batches import StepBatch, StepLoader, TrainingData
+from cmexam_tune.training.data.sampler import StepPlan, spread
 from cmexam_tune.training.safe_trainer import SafeTrainer, count_parameters
 from cmexam_tune.training.task import Task
 
@@ -24,8 +24,8 @@ from cmexam_tune.training.task import Task
 class ExamTrainer(SafeTrainer):
     """The Trainer of every family and method.
 
-    One item of its data loader is a whole optimizer step (`Batch`): its micro-batches are run inside `training_step`,
-    so their number may change from step to step while a step keeps its questions.
+    One item of its data loader is a whole optimizer step (`StepBatch`): its micro-batches are run inside
+    `training_step`, so their number may change from step to step while a step keeps its questions.
     """
 
     def __init__(self, task: Task, data: TrainingData, criterion: logits.Criterion | None) -> None:
@@ -90,7 +90,7 @@ class ExamTrainer(SafeTrainer):
         Returns:
             A float32 scalar: this process's part of the mean loss of the step, times the number of processes.
         """
-        batch: Batch = inputs
+        batch: StepBatch = inputs
         self.monitor.on_step_begin([name for ids in batch.ids for name in ids])
         model.train()
         step_loss = torch.zeros((), device=self.args.device)
@@ -164,7 +164,7 @@ class ExamTrainer(SafeTrainer):
         if final:
             model.step()
 
-    def _check_loss(self, loss: float, batch: Batch) -> None:
+    def _check_loss(self, loss: float, batch: StepBatch) -> None:
         """Judge a step before the optimizer uses its gradients."""
         # A process whose only micro-batch keeps it busy has a loss of exactly 0, which says nothing.
         if any(batch.num_targets) or not batch.step_targets:
@@ -187,7 +187,7 @@ class ExamTrainer(SafeTrainer):
         layout = self.data.evaluation_layout(args.per_device_eval_batch_size)
         # The whole file is one step, spread over the processes as a step of training is.
         mine = spread(range(len(validation)), validation.lengths, layout, args.world_size)[args.process_index]
-        batch = validation[Plan(mine, sum(validation.num_targets))]
+        batch = validation[StepPlan(mine, sum(validation.num_targets))]
         summed = 0.0
         for micro, num_targets in zip(batch.micro, batch.num_targets, strict=True):
             inputs = self.on_device(micro)
@@ -201,7 +201,7 @@ class ExamTrainer(SafeTrainer):
 
         Not under ZeRO-3, where one process cannot run a forward pass by itself.
         """
-        batch = self.data.train[Plan((((0,),),), 1)]
+        batch = self.data.train[StepPlan((((0,),),), 1)]
         model, inputs = self.unwrapped_model.eval(), self.on_device(batch.micro[0])
         with torch.no_grad(), self.autocast():
             if self.label_logits is None:

@@ -52,7 +52,7 @@ def _facts(run: runs.Run) -> dict[str, object]:
             raise UserError(f"{run.path}: tuning.{key}={actual}: the mean of such adapters is not exact.")
     if not run.finished:
         raise UserError(f"{run.path}: training has not finished. Start the same command again to resume it.")
-    card = vars(runs.Card.read(run))
+    card = vars(runs.AdapterCard.read(run))
     modules = _written(run).get("target_modules")
     targets = sorted(map(str, modules)) if isinstance(modules, list) else modules
     return {**{key: card[key] for key in SAME}, "tuning.target_modules": targets}

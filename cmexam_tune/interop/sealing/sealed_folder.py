@@ -74,7 +74,7 @@ class SealedQuestion:
 
 
 @dataclass(frozen=True)
-class Head:
+class SealHeader:
     """What `seal.json` says beside the checksums."""
 
     name: str
@@ -110,7 +110,7 @@ class Derived:
 
 
 def derive(
-    head: Head,
+    head: SealHeader,
     sealed: Sequence[SealedQuestion],
     predictions: Sequence[Prediction],
     metadata: PredictionMetadata,
@@ -162,7 +162,7 @@ def derive(
     return Derived(standard, kept, scores, orders, documents)
 
 
-def _about(head: Head, metadata: PredictionMetadata, n: int) -> shared_records.About:
+def _about(head: SealHeader, metadata: PredictionMetadata, n: int) -> shared_records.About:
     who = identity.identify(metadata, head.questions, n, STANDARD, head.date)
     apart = (head.name, head.date, head.questions_sha256, head.predictions_sha256)
     digest = hashlib.sha256("\n".join(apart).encode()).digest()
@@ -225,7 +225,7 @@ def seal(
     metadata = PredictionMetadata(identity.portable(found.values))
     sealed = [SealedQuestion.of(question) for question in exam]
     who = identity.identify(metadata, str(questions), len(exam), STANDARD, date)
-    head = Head(
+    head = SealHeader(
         name=name or who.adapter or who.model or Path(predictions).stem,
         date=date,
         questions=who.questions,
@@ -255,7 +255,7 @@ def write(path: Path, content: object) -> None:
         files.write_json(path, content)
 
 
-def write_seal(folder: Path, head: Head) -> str:
+def write_seal(folder: Path, head: SealHeader) -> str:
     """Write `seal.json` over the files of a folder, and return the seal."""
     checksums = {name: files.sha256(path) for name, path in contents(folder).items()}
     values = {**json.loads(jsonl.dumps(head)), "files": checksums}

@@ -19,8 +19,8 @@ from cmexam_tune.interop.sealing.sealed_folder import (
     READINGS,
     SEAL,
     Derived,
-    Head,
     SealedQuestion,
+    SealHeader,
 )
 
 SHOWN = 5
@@ -40,7 +40,7 @@ class Verified:
     """What is not as it was sealed, or does not reproduce; the folder can be relied on where there is none."""
     remarks: tuple[str, ...] = ()
     seal: str = ""
-    head: Head | None = None
+    head: SealHeader | None = None
     questions: tuple[SealedQuestion, ...] = ()
     metadata: PredictionMetadata = field(default_factory=PredictionMetadata)
     derived: Derived | None = None
@@ -74,7 +74,7 @@ def verify(folder: str | Path, questions: str | Path | None = None) -> Verified:
 def _verify(folder: Path, exam: Sequence[Question] | None) -> Verified:
     problems, remarks = list(_checksums(folder)), []
     values = documents.read_json(folder / SEAL)
-    head = jsonl.from_object(Head, values, str(folder / SEAL))
+    head = jsonl.from_object(SealHeader, values, str(folder / SEAL))
     if head.format != sealed_folder.FORMAT:
         raise DataError(f"format {head.format}, this version reads {sealed_folder.FORMAT}")
     sealed = tuple(jsonl.read(folder / QUESTIONS, SealedQuestion))

@@ -9,13 +9,13 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from cmexam_tune.models.features import Truncation
-from cmexam_tune.training.data.sampler import Mixture, Plan, StepLayout, StepSampler
+from cmexam_tune.training.data.sampler import Mixture, StepLayout, StepPlan, StepSampler
 
 Sample = Mapping[str, Any]
 """One encoded question: `question_id`, `input_ids`, `labels` and what else its family's `collate` reads."""
 
 
-class Batch(NamedTuple):
+class StepBatch(NamedTuple):
     """One process's share of an optimizer step."""
 
     micro: list[dict[str, torch.Tensor]]
@@ -31,8 +31,8 @@ class Batch(NamedTuple):
 
 
 @dataclass(eq=False)
-class EncodedQuestions(Dataset[Batch]):
-    """Questions as token rows in files that are mapped into memory; indexing with a `Plan` collates its micro-batches.
+class EncodedQuestions(Dataset[StepBatch]):
+    """Questions as token rows in files that are mapped into memory; indexed with a `StepPlan`, a `StepBatch`.
 
     Attributes:
         table: one `Sample` for each question.
@@ -53,13 +53,13 @@ class EncodedQuestions(Dataset[Batch]):
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def __getitem__(self, plan: Plan) -> Batch:
+    def __getitem__(self, plan: StepPlan) -> StepBatch:
         samples = self._read([i for micro in plan.micro for row in micro for i in row])
         micros = [[[samples[i] for i in row] for row in micro] for micro in plan.micro]
         # A process that has no question left in the last step runs one all the same, whose loss weighs nothing: under
         # DDP and ZeRO every process must take part in every forward and backward pass.
         spare = [] if all(micros) else [[self._read([0])[0]]]
-        return Batch(
+        return StepBatch(
             [self.collate(rows or spare) for rows in micros],
             [[str(sample["question_id"]) for row in rows for sample in row] for rows in micros],
             [sum(self.num_targets[i] for row in micro for i in row) for micro in plan.micro],
@@ -76,7 +76,7 @@ class EncodedQuestions(Dataset[Batch]):
         return {i: dict(zip(columns, row, strict=True)) for i, row in zip(indices, rows, strict=True)}
 
 
-class StepLoader(DataLoader[Batch]):
+class StepLoader(DataLoader[StepBatch]):
     """DataLoader of whole steps that hands the epoch on to its sampler.
 
     Its own generator keeps the workers' seeds from drawing on the global random state, which resuming restores.
@@ -94,8 +94,8 @@ class StepLoader(DataLoader[Batch]):
         sampler.set_epoch(epoch)
 
 
-def _only(batches: list[Batch]) -> Batch:
-    # DataLoader wants lists from a batch sampler; ours hold one `Plan` each, which the dataset has collated already.
+def _only(batches: list[StepBatch]) -> StepBatch:
+    # DataLoader wants lists from a batch sampler; ours hold one `StepPlan` each, which the dataset has collated.
     return batches[0]
 
 

@@ -20,7 +20,7 @@ MicroBatch = tuple[tuple[int, ...], ...]
 """Groups of sample indices; each group becomes one row of tokens."""
 
 
-class Plan(NamedTuple):
+class StepPlan(NamedTuple):
     """One process's part of one step, as indices into the encoded rows."""
 
     micro: tuple[MicroBatch, ...]
@@ -172,7 +172,7 @@ def slots(micro: MicroBatch, lengths: Sequence[int]) -> int:
 
 
 class StepSampler(BatchSampler):
-    """Yields one `Plan` for each optimizer step; `set_epoch` reshuffles."""
+    """Yields one `StepPlan` for each optimizer step; `set_epoch` reshuffles."""
 
     def __init__(
         self,
@@ -198,10 +198,10 @@ class StepSampler(BatchSampler):
     def __len__(self) -> int:
         return -(-self.questions // self.layout.global_batch)
 
-    def __iter__(self) -> Iterator[list[Plan]]:  # type: ignore[override]
+    def __iter__(self) -> Iterator[list[StepPlan]]:  # type: ignore[override]
         for step in self._steps():
             micro = spread(step, self.lengths, self.layout, self.world)[self.rank]
-            yield [Plan(micro, sum(self.num_targets[i] for i in step), sum(self.lengths[i] for i in step))]
+            yield [StepPlan(micro, sum(self.num_targets[i] for i in step), sum(self.lengths[i] for i in step))]
 
     def _steps(self) -> list[list[int]]:
         return order(self.lengths, self.layout, self.epoch, self.mixture)

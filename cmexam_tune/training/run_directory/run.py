@@ -77,7 +77,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Card:
+class AdapterCard:
     """What an adapter must be used with; stored beside it and checked when it is loaded."""
 
     family: str
@@ -94,7 +94,7 @@ class Card:
     """Outputs of a classification head, which nothing else in an adapter names."""
 
     @classmethod
-    def of(cls, config: Config, tokenizer_hash: str, labels: Mapping[Any, str] | None = None) -> "Card":
+    def of(cls, config: Config, tokenizer_hash: str, labels: Mapping[Any, str] | None = None) -> "AdapterCard":
         """Return the card of what this config trains."""
         return cls(
             family=config.model.family,
@@ -110,7 +110,7 @@ class Card:
         )
 
     @classmethod
-    def read(cls, run: Run) -> "Card":
+    def read(cls, run: Run) -> "AdapterCard":
         """Return the card of a run.
 
         Raises:
@@ -173,7 +173,7 @@ def load(folder: str | Path, overrides: Sequence[str] = (), device: str = "cpu")
         UserError: no finished run, or another base model, tokenizer, template or prefix length than in training.
     """
     run = open_run(folder, overrides)
-    config, stored = run.config, Card.read(run)
+    config, stored = run.config, AdapterCard.read(run)
     family, method = parts(config)
     source = _whole_model(run) if method.standalone else config.model
     if stored.labels and not method.standalone:
@@ -200,7 +200,7 @@ def as_served(folder: str | Path, overrides: Sequence[str] = ()) -> tuple[ModelC
         UserError: no finished run, or one whose method no server computes.
     """
     run = open_run(folder, overrides)
-    Card.read(run)
+    AdapterCard.read(run)
     _, method = parts(run.config)
     if method.standalone:
         return _whole_model(run), None
@@ -219,13 +219,13 @@ def check_tokenizer(folder: str | Path, overrides: Sequence[str], tokenizer: obj
         UserError: naming what is different.
     """
     run = open_run(folder, overrides)
-    _check_card(run, Card.read(run), tokenizer)
+    _check_card(run, AdapterCard.read(run), tokenizer)
 
 
-def _check_card(run: Run, stored: Card, tokenizer: object) -> None:
+def _check_card(run: Run, stored: AdapterCard, tokenizer: object) -> None:
     from cmexam_tune.models.checkpoint import tokenizer_hash
 
-    expected = vars(Card.of(run.config, tokenizer_hash(tokenizer)))
+    expected = vars(AdapterCard.of(run.config, tokenizer_hash(tokenizer)))
     keys = ("family", "method", "template", "num_virtual_tokens", "tokenizer")
     if (key := next((key for key in keys if getattr(stored, key) != expected[key]), None)) is None:
         return

@@ -73,9 +73,10 @@ def export(
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UserError("export: one process writes a model. Start it without torchrun or another launcher.")
-    given = [run] if isinstance(run, str | Path) else [*run]
-    run = given[0]
-    target = files.check_folder(out, PROGRAM, overwrite, keep=given)
+    folders = [run] if isinstance(run, str | Path) else [*run]
+    run = folders[0]
+    # Twice: the runs are not read before it is sure that the output is none of them, and only they name their base.
+    target = files.check_folder(out, PROGRAM, overwrite, keep=folders)
     config = runs.open_run(run, overrides).config
     base = [config.model.model_name_or_path, config.model.adapter_name_or_path]
     files.check_folder(out, PROGRAM, overwrite, keep=[path for path in base if path and Path(path).exists()])
@@ -84,14 +85,14 @@ def export(
         hub.check(push, licence, base_model or model_card.hub_id(config))
     writer = {"hf": _whole, "released": _whole, "peft": _adapter, "chatglm": _authors}[chosen]
     # The adapter goes onto whole weights, also where it was trained beside weights of 4 bits.
-    with contextlib.ExitStack() as held:
-        if len(given) > 1:
-            run = held.enter_context(averaging.averaged(given, overrides))
+    with contextlib.ExitStack() as stack:
+        if len(folders) > 1:
+            run = stack.enter_context(averaging.averaged(folders, overrides))
         scores = model_card.read_scores(run)  # a damaged file is told before minutes are spent on the weights
         _, loaded = runs.load(run, [*overrides, "model.load_in_4bit=false"])
         # Before the writer gives the tokenizer a chat template of its own.
         ollama = modelfile.written(config, loaded) if chosen in WHOLE else None
-        staged = held.enter_context(files.new_folder(target, PROGRAM, overwrite))
+        staged = stack.enter_context(files.new_folder(target, PROGRAM, overwrite))
         writer(config, loaded, Path(run) / runs.ADAPTER, staged, chosen)
         if isinstance(ollama, modelfile.Modelfile):
             (staged / "Modelfile").write_text(ollama.text(), encoding="utf-8", newline="\n")
@@ -101,7 +102,7 @@ def export(
             chosen,
             ollama,
             scores=scores,
-            averaged=len(given),
+            averaged=len(folders),
             licence=licence,
             base_id=base_model,
         )
@@ -165,7 +166,7 @@ def _whole(config: Config, loaded: "Loaded", adapter: Path, out: Path, format: F
     model.save_pretrained(out)
     saved_files.save_tokenizer(config, loaded, out)
     saved_files.add_older_names(out)
-    there = dataclasses.replace(
+    exported = dataclasses.replace(
         config.model,
         load_in_4bit=False,
         model_name_or_path=str(out),
@@ -173,8 +174,9 @@ def _whole(config: Config, loaded: "Loaded", adapter: Path, out: Path, format: F
         revision=None,
         config={},
     )
+    # Read back from the disk alone, as its next user will; the two models would not fit many hosts at once.
     del model
-    _compare(expected, lambda: family.load(there), "the exported model")
+    _compare(expected, lambda: family.load(exported), "the exported model")
 
 
 def _adapter(config: Config, loaded: "Loaded", adapter: Path, out: Path, format: Format) -> None:
@@ -287,52 +289,49 @@ def main(
     """
     source = cli.exactly_one(run=run, average=average, task=task, rewards=rewards, results=results)
     of_models = any((merge, format, overrides, push, licence, base_model, public))
-    if results:
-        if questions is None or of_models or style:
-            raise cli.WrongUsage(
-                "--results takes --questions, --name, --benchmark, --limit, --out and --overwrite, and needs the first."
-            )
-        day = date.today().isoformat()
-        seal = sealed_folder.seal(
-            results, questions, out, PROGRAM, day, name=name, benchmark=benchmark, limit=limit, overwrite=overwrite
+    of_results = bool(name or benchmark or limit is not None)
+    # A flag of another kind of export is refused and not passed over: whoever gives it expects it to count.
+    if results and (questions is None or of_models or style):
+        raise cli.WrongUsage(
+            "--results takes --questions, --name, --benchmark, --limit, --out and --overwrite, and needs the first."
         )
-        cli.say(f"{out}\nseal: {seal}")
-        return
-    if name or benchmark or limit is not None:
+    if of_results and not results:
         raise cli.WrongUsage("--name, --benchmark and --limit belong to --results.")
-    if task or rewards:
-        if questions is None or of_models:
-            raise cli.WrongUsage(
-                "--task and --rewards take --questions, --style, --out and --overwrite, and need --questions."
-            )
-        if task:
-            written = tasks.export(task, questions, out, PROGRAM, style=style or tasks.STYLE, overwrite=overwrite)
-        else:
-            assert rewards is not None
-            chosen = style or reward_files.STYLE
-            written = reward_files.export(rewards, questions, out, PROGRAM, style=chosen, overwrite=overwrite)
-        cli.say(str(written))
-        return
-    if questions or style:
+    if (task or rewards) and (questions is None or of_models):
+        raise cli.WrongUsage(
+            "--task and --rewards take --questions, --style, --out and --overwrite, and need --questions."
+        )
+    if (questions or style) and not (task or rewards or results):
         raise cli.WrongUsage("--questions belongs to --task, --rewards and --results, --style to the first two.")
     if average and len(average) < 2:
         raise cli.WrongUsage("--average: name at least two runs.")
-    cli.say(
-        str(
-            export(
-                source,
-                out,
-                merge=merge,
-                format=format,
-                overwrite=overwrite,
-                overrides=overrides,
-                push=push,
-                licence=licence,
-                base_model=base_model,
-                public=public,
-            )
+
+    exam = questions or ""  # there wherever it is read, as was checked
+    if results:
+        day = date.today().isoformat()
+        seal = sealed_folder.seal(
+            results, exam, out, PROGRAM, day, name=name, benchmark=benchmark, limit=limit, overwrite=overwrite
         )
-    )
+        cli.say(f"{out}\nseal: {seal}")
+    elif task:
+        cli.say(str(tasks.export(task, exam, out, PROGRAM, style=style or tasks.STYLE, overwrite=overwrite)))
+    elif rewards:
+        chosen = style or reward_files.STYLE
+        cli.say(str(reward_files.export(rewards, exam, out, PROGRAM, style=chosen, overwrite=overwrite)))
+    else:
+        folder = export(
+            source,
+            out,
+            merge=merge,
+            format=format,
+            overwrite=overwrite,
+            overrides=overrides,
+            push=push,
+            licence=licence,
+            base_model=base_model,
+            public=public,
+        )
+        cli.say(str(folder))
 
 
 if __name__ == "__main__":

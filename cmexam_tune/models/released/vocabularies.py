@@ -90,7 +90,7 @@ class RoleTokenizer(PreTrainedTokenizerFast):
         return re.compile("(" + "|".join(map(re.escape, self.all_special_tokens)) + ")")
 
 
-def sentencepiece(path: Path, special: SpecialPieces) -> RoleTokenizer:
+def sentencepiece(path: Path, pieces: SpecialPieces) -> RoleTokenizer:
     """Return the tokenizer of a sentencepiece file.
 
     Symbols that its authors defined are never normalised and never part of a longer piece.
@@ -105,7 +105,7 @@ def sentencepiece(path: Path, special: SpecialPieces) -> RoleTokenizer:
         raise ValueError(f"{path.name} is no sentencepiece model") from error
     if proto.trainer_spec.model_type != 2:
         raise ValueError(f"{path.name} is no sentencepiece model of byte pairs")
-    roles = [proto.pieces[i].piece for i in special.roles if i < len(proto.pieces)]
+    roles = [proto.pieces[i].piece for i in pieces.roles if i < len(proto.pieces)]
     special = [piece.piece for piece in proto.pieces if piece.type in (UNKNOWN, CONTROL)]
     symbols = [piece.piece for piece in proto.pieces if piece.type == USER_DEFINED and piece.piece not in roles]
     vocabulary = {piece.piece: i for i, piece in enumerate(proto.pieces)}
@@ -129,14 +129,14 @@ def sentencepiece(path: Path, special: SpecialPieces) -> RoleTokenizer:
         steps.append(decoders.Strip(" ", 1, 0))
     tokenizer.decoder = decoders.Sequence(steps)
     names = {"unk_token": special[0], "bos_token": special[1], "eos_token": special[2]}
-    if special.starts_with_bos:
+    if pieces.starts_with_bos:
         tokenizer.post_processor = processors.TemplateProcessing(
             f"{special[1]} $A", f"{special[1]} $A {special[1]} $B", [(special[1], vocabulary[special[1]])]
         )
     tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in (*special, *roles)])
     return RoleTokenizer(
         tokenizer_object=tokenizer,
-        pad_token=proto.pieces[special.pad].piece,
+        pad_token=proto.pieces[pieces.pad].piece,
         extra_special_tokens=roles,
         padding_side="left",
         **names,

@@ -174,7 +174,7 @@ def _whole(config: Config, loaded: "Loaded", adapter: Path, out: Path, format: F
         revision=None,
         config={},
     )
-    # Read back from the disk alone, as its next user will; the two models would not fit many hosts at once.
+    # Read back from the disk alone, as its next user will.
     del model
     _compare(expected, lambda: family.load(exported), "the exported model")
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 import torch
@@ -152,33 +152,45 @@ def dry_run(config: Config, questions: QuestionFiles, card_name: str | None = No
     Raises:
         UserError: as `train` before its first step.
     """
-    training = config.training
-    use_cpu = bool(training.arguments.get("use_cpu"))
-    card = arguments.Card.named(card_name) if card_name else arguments.Card.here(use_cpu)
+    values = config.training.arguments
+    card = arguments.Card.named(card_name) if card_name else arguments.Card.here(bool(values.get("use_cpu")))
     if card_name and config.model.dtype == "auto":
-        half: Any = "bfloat16" if card.bf16 else "float16"
+        # What `auto` comes to on that card, and not on this machine.
+        half: Literal["bfloat16", "float16"] = "bfloat16" if card.bf16 else "float16"
         config = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype=half))
     # As the launcher set them.
     world = int(os.environ.get("WORLD_SIZE", "1"))
     local = int(os.environ.get("LOCAL_WORLD_SIZE", world))
+
     family, method = run.parts(config)
-    objective = objectives.named(training.objective)
+    objective = objectives.named(config.training.objective)
     arguments.check_supported(config, family, method, objective)
     # An adapter under the base adds no parameters once it is merged.
     loaded = family.load(dataclasses.replace(config.model, adapter_name_or_path=None), questions, device="meta")
     with torch.device("meta"):
-        model: Any = method.attach(loaded.model, family, config.tuning.settings)
+        model = method.attach(loaded.model, family, config.tuning.settings)
     arguments.check(config, objective, card, model)
+
     with tempfile.TemporaryDirectory() as cache:
         encoder = Encoder(config.prompt, config.model, family, loaded, Path(cache), config.data.num_workers)
         encoded = encoder.encode(questions)
-    data = TrainingData(encoded, arguments.layout(training, config.prompt, world), file_weights=questions.mixture)
+    layout = arguments.layout(config.training, config.prompt, world)
+    data = TrainingData(encoded, layout, file_weights=questions.mixture)
     plan = data.sampler(0, world)
-    steps = int(training.arguments.get("max_steps", -1))
-    if steps <= 0:
-        steps = math.ceil(len(plan) * float(training.arguments.get("num_train_epochs", 3)))
+    steps = _steps(values, len(plan))
     tokens = round(plan.tokens() * steps / len(plan))
+
     size, needed = needs(config, model, data, world, card)
+    host = host_memory(
+        size,
+        needed,
+        world=world,
+        local=local,
+        on_card=card.accelerated,
+        merges_adapter=config.model.adapter_name_or_path is not None,
+        reads_whole=method.standalone,
+    )
+    objective_lines = objective.foreseen(config, model.config, max(encoded.lengths))
     return Estimate(
         parameters=size.parameters,
         trainable=size.trained,
@@ -187,27 +199,20 @@ def dry_run(config: Config, questions: QuestionFiles, card_name: str | None = No
         padding=plan.padding(),
         hours=None if card_name else seconds(size, tokens, checkpointing=recomputes(config)) / world / 3600,
         memory=needed,
-        host=host_memory(
-            size,
-            needed,
-            world=world,
-            local=local,
-            on_card=card.accelerated,
-            merges_adapter=config.model.adapter_name_or_path is not None,
-            reads_whole=method.standalone,
-        ),
+        host=host,
         processes=world,
         local=local,
-        truncation="\n".join(
-            [
-                truncation_table(encoded.truncation, config.prompt),
-                *objective.foreseen(config, model.config, max(encoded.lengths)),
-            ]
-        ),
+        truncation="\n".join([truncation_table(encoded.truncation, config.prompt), *objective_lines]),
         card=card,
         dtype="4 bits" if config.model.load_in_4bit else str(checkpoint.dtype(config.model)).removeprefix("torch."),
         verdict=verdict(config, needed, card),
     )
+
+
+def _steps(values: Mapping[str, Any], steps_per_epoch: int) -> int:
+    """Return the optimizer steps of a training: what `max_steps` says, else those of its epochs, as transformers."""
+    steps = int(values.get("max_steps", -1))
+    return steps if steps > 0 else math.ceil(steps_per_epoch * float(values.get("num_train_epochs", 3)))
 
 
 def recomputes(config: Config) -> bool:

@@ -11,7 +11,7 @@ from cmexam_tune.core.errors import UserError
 from cmexam_tune.core.progress import Progress
 from cmexam_tune.evaluation.prediction_metadata import section
 from cmexam_tune.evaluation.scorers import STANDARD
-from cmexam_tune.interop.sealing import sealed_folder, verifying
+from cmexam_tune.interop.sealing import verifying
 from cmexam_tune.interop.sealing.verifying import Verified
 from cmexam_tune.report import identity, leaderboard_page
 from cmexam_tune.report.leaderboard_page import Board, System
@@ -117,7 +117,7 @@ def _system(item: Verified) -> System:
         identity=who,
         graded=derived.graded,
         scores=derived.scores,
-        by_facet=derived.documents[sealed_folder.SCORES]["by_facet"],
+        by_facet=derived.by_facet,
         option_orders=derived.option_orders,
         engine=", ".join(engine) or "-",
         code=f"cmexam_tune {head.code.get('cmexam_tune', '-')}",

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import IO, Annotated, Any, TypeVar
 
 from cmexam_tune import exams, prompts
 from cmexam_tune.core import cli, jsonl, variants
@@ -56,6 +56,8 @@ examples:
   cmexam-tune preprocess table --map stem=题干,options=A..E,answer=答案,facet:科室=科室 --input bank.xlsx --out bank
   cmexam-tune preprocess cmmlu --input cmmlu/test/anatomy.csv --split train=0.8,val=0.1,test=0.1 --out anatomy
 """
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -256,7 +258,7 @@ def _open(path: Path) -> IO[str]:
     return path.open("w", encoding="utf-8", newline="\n")
 
 
-def _progress(records: Iterator[Any], path: Path) -> Iterator[Any]:
+def _progress(records: Iterator[T], path: Path) -> Iterator[T]:
     return Progress(path.name, "rows", patience=1).each(records)
 
 

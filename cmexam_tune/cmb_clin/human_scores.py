@@ -99,7 +99,7 @@ def _draw(
     return chosen
 
 
-def _book(rows: Sequence[Sequence[Any]], rubric: Rubric) -> Any:
+def _book(rows: Sequence[Sequence[object]], rubric: Rubric) -> Any:
     from openpyxl import Workbook
     from openpyxl.cell.cell import ILLEGAL_CHARACTERS_RE
     from openpyxl.comments import Comment
@@ -208,7 +208,7 @@ def _key_of(path: Path, answered: Mapping[str, Collection[str]]) -> dict[int, Sh
     return rows
 
 
-def _cells(path: Path) -> list[list[Any]]:
+def _cells(path: Path) -> list[list[object]]:
     with workbooks.opened(path) as book:
         if not book.worksheets:
             raise DataError(f"{path}: no sheet has cells. Is this the sheet that `judge --export` wrote?")

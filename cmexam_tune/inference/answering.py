@@ -177,7 +177,7 @@ def _in_a_line(usage: Usage) -> str:
     return text
 
 
-def prompt_cost(request: PromptRequest) -> tuple[Any, ...]:
+def prompt_cost(request: PromptRequest) -> tuple[object, ...]:
     """Return by what batches are put together: shared examples, then length."""
     return request.examples, len(request.render(request.question))
 

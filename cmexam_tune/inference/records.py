@@ -39,15 +39,15 @@ class Result:
     cut: int = 0
     cut_thinking: int = 0
     failed: int = 0
-    served: tuple[Any, ...] = ()
+    served: tuple[object, ...] = ()
 
 
 @dataclass(frozen=True)
 class PredictionsNote:
     """What `begin` writes, as far as a later run needs it."""
 
-    versions: Mapping[str, Any]
-    config: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, object]
+    config: Mapping[str, object] = field(default_factory=dict)
     result: Result = field(default_factory=Result)
 
 

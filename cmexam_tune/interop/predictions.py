@@ -43,7 +43,7 @@ _REMEDY = "Give --questions the file that the tool was given, or its first lines
 @dataclass(frozen=True)
 class _Row:
     where: str
-    content: Mapping[str, Any]
+    content: Mapping[str, object]
 
     @property
     def id(self) -> str | None:
@@ -218,7 +218,7 @@ def _log_likelihood(value: Any) -> float | None:
         return None
 
 
-def _whole_file(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def _whole_file(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
     """Yield (number from 1, row) for each output in a file that is one JSON object."""
     if path.suffix == ".eval":
         raise DataError(

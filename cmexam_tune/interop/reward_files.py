@@ -12,7 +12,7 @@ document:
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from cmexam_tune.core import files, jsonl
 from cmexam_tune.core.errors import DataError
@@ -104,7 +104,7 @@ class Adapter:
 
     usage: str
     code: str
-    row: Callable[[Question, str, str], Mapping[str, Any]]
+    row: Callable[[Question, str, str], Mapping[str, object]]
     """Of a question, its prompt and its record as JSON."""
     parquet: bool = False
 
@@ -177,7 +177,7 @@ def export(
     adapter, chosen = ADAPTERS[framework], resolve_style(style)
     target = files.check_folder(out, program, overwrite, keep=[questions])
 
-    def rows() -> Iterator[Mapping[str, Any]]:
+    def rows() -> Iterator[Mapping[str, object]]:
         for question in jsonl.read(questions, Question):
             if question.answer is not None:
                 yield adapter.row(question, prompt(question, chosen), jsonl.dumps(question))

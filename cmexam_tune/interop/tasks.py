@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from string import ascii_uppercase
-from typing import Any, Literal
+from typing import Literal
 
 from cmexam_tune.core import files, jsonl
 from cmexam_tune.core.errors import DataError
@@ -241,7 +241,7 @@ def _opencompass(questions: Sequence[Question], folder: Path, home: Path, name: 
     _text(config, _OPENCOMPASS, n=len(questions), name=name, style=Path(style).stem, data=data)
 
 
-def _rows(questions: Sequence[Question], style: str) -> list[dict[str, Any]]:
+def _rows(questions: Sequence[Question], style: str) -> list[dict[str, object]]:
     """Return a row for each question, all with the same keys: the libraries take those of the first."""
     words = resolve_style(style)
     offered = sorted({letter for question in questions for letter in question.options})

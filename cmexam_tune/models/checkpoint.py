@@ -236,7 +236,7 @@ def read_tokenizer(place: str, model: ModelConfig, file: Path | None = None) -> 
     return tokenizer
 
 
-def tokenizer_hash(tokenizer: Any) -> str:
+def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
     """Return a checksum of everything the tokenizer would write to disk except where it came from."""
     digest = hashlib.sha256()
     with tempfile.TemporaryDirectory() as folder:

@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 from cmexam_tune.core.schema import Prediction
 from cmexam_tune.evaluation import answer_parsing
@@ -126,7 +126,7 @@ class Usage:
         if completion.fingerprint:
             self.fingerprints.add(completion.fingerprint)
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> dict[str, object]:
         """Return the counts as JSON holds them."""
         return {
             "requests": self.requests,

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import psutil
 import torch
+from transformers import PreTrainedConfig
 
 from cmexam_tune.config import Config
 from cmexam_tune.core.errors import first_line
@@ -389,7 +390,7 @@ def buffers(size: ModelSize, card: arguments.Card | None = None) -> dict[str, in
 
 
 def activations(
-    shape: Any,
+    shape: PreTrainedConfig,
     data: TrainingData,
     *,
     checkpointing: bool,

@@ -72,7 +72,7 @@ def fit(
     # Before loading: a new head, LoRA matrices and prefixes are drawn from the global random state.
     set_seed(args.seed)
     base = load_base(family, config.model, train, args)
-    model: Any = method.attach(base.model, family, config.tuning.settings)
+    model = method.attach(base.model, family, config.tuning.settings)
     arguments_of.check_kernels(config.training, model)
     arguments_of.fit_deepspeed(args, model)
     if first:

@@ -11,7 +11,6 @@ import urllib.error
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from cmexam_tune.core.errors import UserError, first_line
 from cmexam_tune.models.engines.server import ask
@@ -58,7 +57,7 @@ class PolicyServer:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def write(
-        self, adapter: str, prompts: Sequence[Ids], sampling: Mapping[str, Any]
+        self, adapter: str, prompts: Sequence[Ids], sampling: Mapping[str, object]
     ) -> tuple[list[Ids], list[list[float]]]:
         """Return an output for each prompt, up to and with its end, and its tokens' log-probabilities.
 
@@ -77,7 +76,7 @@ class PolicyServer:
             raise UserError(f"{self.address}: {len(prompts)} prompts were sent, and other outputs came back. {START}")
         return outputs, logprobs
 
-    def _post(self, path: str, body: Mapping[str, Any]) -> bytes:
+    def _post(self, path: str, body: Mapping[str, object]) -> bytes:
         try:
             return ask(self.address + path, body, TIMEOUT)
         except urllib.error.HTTPError as error:

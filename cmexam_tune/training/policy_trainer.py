@@ -164,7 +164,7 @@ class PolicyTrainer(TRLTrainer, GRPOTrainer):  # type: ignore[misc]
         term.__name__ = name
         return term
 
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, object]:
+    def _generate_and_score_completions(self, inputs: list[dict[str, str]]) -> dict[str, object]:
         """Let groups teach nothing whose outputs are all right or all wrong, and measure what is told.
 
         Whatever the other terms say: of a group that is all wrong only the differences of form would be learnt, at full

@@ -3,13 +3,15 @@
 import secrets
 import time
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.models.device import summing_dtype
+
+T = TypeVar("T")
 
 
 def is_distributed() -> bool:
@@ -41,11 +43,11 @@ def total(values: tuple[float, ...], device: torch.device) -> tuple[float, ...]:
     return tuple(sums.tolist())
 
 
-def gather(value: object) -> list[Any]:
+def gather(value: T) -> list[T]:
     """Return the objects of all processes, by rank."""
     if not is_distributed():
         return [value]
-    values: list[object] = [None] * dist.get_world_size()
+    values = [value] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
 

@@ -27,7 +27,7 @@ MAX_TOP = 20
 SERVER_ERRORS = (500, 504)
 
 
-def _integer(value: object) -> Any:
+def _integer(value: object) -> object:
     # JSON has one type of numbers: 8.0 is what some clients write for 8.
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
@@ -48,7 +48,7 @@ def _prompts(value: Any) -> Any:
 def only(neutral: object) -> AfterValidator:
     """Return the check of a field that is not supported: any value but the one that asks for nothing is refused."""
 
-    def check(value: object) -> Any:
+    def check(value: object) -> object:
         if value != neutral:
             raise ValueError(f"only {neutral!r} is possible here")
         return value

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cmexam_tune.config import Config
 from cmexam_tune.core import documents
@@ -12,6 +12,9 @@ from cmexam_tune.models.causal import Codec
 from cmexam_tune.models.families import Loaded
 from cmexam_tune.models.families.llama import source_ids
 from cmexam_tune.prompts import Dialogue, Message
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 PROBES = (
     Dialogue("下列药物中属于β受体阻断药的是\nA 普萘洛尔"),
@@ -32,7 +35,7 @@ def prompt_codec(config: Config, loaded: Loaded) -> Codec | None:
 
 def save_tokenizer(config: Config, loaded: Loaded, out: Path) -> None:
     """Save a model's tokenizer; one without a chat template gets one that writes the prompt of training."""
-    tokenizer: Any = loaded.tokenizer
+    tokenizer = loaded.tokenizer
     if not tokenizer.chat_template:
         tokenizer.chat_template = chat_template(config, loaded)
     tokenizer.save_pretrained(out)
@@ -49,13 +52,13 @@ def chat_template(config: Config, loaded: Loaded) -> str | None:
     source = codec.template.for_tokenizer(config.prompt.system, prefix(tokenizer))
     for probe in PROBES:
         (ids,) = codec.sources([probe._replace(system=config.prompt.system)])
-        text: Any = tokenizer.apply_chat_template(probe.messages(), chat_template=source, tokenize=False)
+        text = tokenizer.apply_chat_template(probe.messages(), chat_template=source, tokenize=False)
         if tokenizer(text, add_special_tokens=False)["input_ids"] != [*ids, *codec.lead]:
             return None
     return source
 
 
-def prefix(tokenizer: Any) -> str:
+def prefix(tokenizer: "PreTrainedTokenizerBase") -> str:
     """Return the special tokens that a tokenizer puts before every text."""
     (ids,) = source_ids(tokenizer, [""])
     return str(tokenizer.decode(ids, clean_up_tokenization_spaces=False))

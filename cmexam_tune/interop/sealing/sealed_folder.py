@@ -104,8 +104,10 @@ class Derived:
     readings: Readings
     scores: Mapping[str, Scores]
     """By every scorer."""
+    by_facet: Mapping[str, Mapping[str, Scores]]
+    """By our own scorer."""
     option_orders: OptionOrders | None
-    documents: Mapping[str, Any]
+    documents: Mapping[str, object]
     """Name of a file of the folder -> what it holds: a JSON object, a list of them for JSON lines, or text."""
 
 
@@ -159,7 +161,7 @@ def derive(
         SCORES: {"profiles": scores, "by_facet": facets, "option_orders": orders and asdict(orders)},
         **shared_records.records(_about(head, metadata, len(sealed)), standard, scores, [q.sha256 for q in sealed]),
     }
-    return Derived(standard, kept, scores, orders, documents)
+    return Derived(standard, kept, scores, facets, orders, documents)
 
 
 def _about(head: SealHeader, metadata: PredictionMetadata, n: int) -> shared_records.About:
@@ -169,7 +171,7 @@ def _about(head: SealHeader, metadata: PredictionMetadata, n: int) -> shared_rec
     return shared_records.About(head.name, who, metadata, head.questions_sha256, digest, head.code, head.benchmark)
 
 
-def _reading(item: Graded) -> list[Any]:
+def _reading(item: Graded) -> list[object]:
     orders = [[[answer.answer, answer.right] for answer in item.orders]] if item.orders else []
     return [item.answer, item.right, item.counted, *orders]
 

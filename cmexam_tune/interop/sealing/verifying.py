@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from cmexam_tune.core import documents, files, jsonl
 from cmexam_tune.core.errors import DataError, UserError
@@ -148,7 +147,7 @@ def _differences(folder: Path, name: str, expected: object, with_texts: bool) ->
             yield f"{name}: is not what follows from the scores"
         return
     if isinstance(expected, list):
-        said: Any = [value for _, value in jsonl.read_objects(path)]
+        said: object = [value for _, value in jsonl.read_objects(path)]
     else:
         said = documents.read_json(path)
     different = [
@@ -160,7 +159,7 @@ def _differences(folder: Path, name: str, expected: object, with_texts: bool) ->
         yield f"{name}: {len(different):,} values do not reproduce: {_some(different, '; ')}"
 
 
-def _unequal(said: object, computed: object, where: str = "") -> Iterator[tuple[str, Any, Any]]:
+def _unequal(said: object, computed: object, where: str = "") -> Iterator[tuple[str, object, object]]:
     """Yield (place, what the file says, what was computed) wherever the two differ."""
     if isinstance(said, Mapping) and isinstance(computed, Mapping):
         for key in [*computed, *(key for key in said if key not in computed)]:

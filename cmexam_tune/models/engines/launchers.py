@@ -7,10 +7,10 @@ import math
 import os
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from cmexam_tune.config import ModelConfig
 from cmexam_tune.core import documents
@@ -198,7 +198,7 @@ def lora_rank(folder: Path) -> int:
     return max(ranks)
 
 
-REFUSED: Mapping[str, Any] = {
+REFUSED: Mapping[str, Callable[[Mapping[str, object]], object]] = {
     "an adapter that is no LoRA": lambda values: values.get("peft_type") != "LORA",
     "DoRA (use_dora)": lambda values: values.get("use_dora"),
     "trained biases (bias)": lambda values: values.get("bias", "none") != "none" or values.get("lora_bias"),

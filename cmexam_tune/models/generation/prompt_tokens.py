@@ -1,8 +1,8 @@
 """Requests, allowed answers and outputs as tokens: how a model that writes is asked and read, whoever computes it."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
@@ -64,7 +64,7 @@ class PromptTokens:
         self.codec, self.tokenizer, self.config, self.positions = codec, tokenizer, config, positions
         self.stops = tuple(dict.fromkeys((*codec.stop, *config.generation.stop_strings)))
         """Texts that end what is written, and are left out of it: the template's and the recipe's."""
-        self._examples: dict[Any, int] = {}
+        self._examples: dict[Hashable, int] = {}
         self._tries: dict[str, tuple[Ids, AnswerTrie]] = {}
 
     def ask(self, requests: Sequence[PromptRequest]) -> list[Item]:

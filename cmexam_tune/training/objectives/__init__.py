@@ -9,7 +9,7 @@ together. Reading a config imports these files, so heavy imports stay inside fun
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from cmexam_tune.config import Config, installed_versions
 from cmexam_tune.core import variants
@@ -28,7 +28,7 @@ class Objective(ABC):
 
     trl_config: ClassVar[str | None] = None
     """The class of TRL whose fields `training` may hold beside transformers'; None: TRL is not needed."""
-    defaults: ClassVar[Mapping[str, Any]] = {}
+    defaults: ClassVar[Mapping[str, object]] = {}
     """Arguments that are not the library's own where a recipe says nothing; the recipes say why."""
     has_validation_loss: ClassVar[bool] = False
     """Whether evaluation gives a loss, beside exam accuracy."""

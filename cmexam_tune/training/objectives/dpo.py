@@ -5,7 +5,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from cmexam_tune.core import jsonl
 from cmexam_tune.core.errors import DataError
@@ -29,7 +29,7 @@ class DPO(Objective):
     """Direct preference optimisation."""
 
     trl_config: ClassVar[str | None] = "DPOConfig"
-    defaults: ClassVar[Mapping[str, Any]] = {"disable_dropout": True}
+    defaults: ClassVar[Mapping[str, object]] = {"disable_dropout": True}
 
     def trainer(self, task: Task) -> "SafeTrainer":
         """Return the trainer of pairs.

@@ -27,7 +27,7 @@ class GRPO(Objective):
     """Reinforcement by the terms of the section `reward`."""
 
     trl_config: ClassVar[str | None] = "GRPOConfig"
-    defaults: ClassVar[Mapping[str, Any]] = {
+    defaults: ClassVar[Mapping[str, object]] = {
         "scale_rewards": "none",
         "loss_type": "dr_grpo",
         "epsilon_high": 0.28,

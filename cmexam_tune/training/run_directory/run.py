@@ -16,7 +16,7 @@ import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cmexam_tune.config import Config, ModelConfig, load_config
 from cmexam_tune.core import documents, jsonl, variants
@@ -25,6 +25,9 @@ from cmexam_tune.models import adapters, families
 from cmexam_tune.models.adapters import Method
 from cmexam_tune.models.families import Family, Loaded
 from cmexam_tune.training.run_directory.log import LOG, read_log
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 CONFIG, ADAPTER, STATE = "config.yaml", "adapter", "trainer_state.json"
 ENVIRONMENT, METRICS, CARD = "environment.json", "metrics.json", "cmexam_tune.json"
@@ -212,7 +215,7 @@ def as_served(folder: str | Path, overrides: Sequence[str] = ()) -> tuple[ModelC
     return run.config.model, run.adapter
 
 
-def check_tokenizer(folder: str | Path, overrides: Sequence[str], tokenizer: object) -> None:
+def check_tokenizer(folder: str | Path, overrides: Sequence[str], tokenizer: "PreTrainedTokenizerBase") -> None:
     """Refuse a tokenizer or settings that a run's adapter was not trained with.
 
     Raises:
@@ -222,7 +225,7 @@ def check_tokenizer(folder: str | Path, overrides: Sequence[str], tokenizer: obj
     _check_card(run, AdapterCard.read(run), tokenizer)
 
 
-def _check_card(run: Run, stored: AdapterCard, tokenizer: object) -> None:
+def _check_card(run: Run, stored: AdapterCard, tokenizer: "PreTrainedTokenizerBase") -> None:
     from cmexam_tune.models.checkpoint import tokenizer_hash
 
     expected = vars(AdapterCard.of(run.config, tokenizer_hash(tokenizer)))

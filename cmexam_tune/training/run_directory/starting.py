@@ -152,7 +152,7 @@ def _differences(old: Config, new: Config) -> list[str]:
     return [f"{key}: {reprlib.repr(before.get(key))} there, {reprlib.repr(after.get(key))} here" for key in keys]
 
 
-def _experiment(config: Config) -> dict[str, Any]:
+def _experiment(config: Config) -> dict[str, object]:
     """Return `section.key` -> value of everything that decides what is learnt."""
     sections = {name: values for name, values in config.to_dict().items() if name not in ("out", "generation")}
     keys = {

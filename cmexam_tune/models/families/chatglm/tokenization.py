@@ -171,9 +171,9 @@ class ChatGLMTokenizer(SentencePieceTokenizer):
         prompt = [*token_ids_0, self.gmask_token_id, int(self.bos_token_id)]
         return prompt if token_ids_1 is None else [*prompt, *token_ids_1, int(self.eos_token_id)]
 
-    def positions(self, rows: list[Ids], width: int) -> dict[str, Any]:
+    def positions(self, rows: list[Ids], width: int) -> dict[str, list[object]]:
         """Return the original's `attention_mask` `[b, 1, s, s]` (True = hidden) and `position_ids` `[b, 2, s]`."""
-        fields: dict[str, list[Any]] = {"attention_mask": [], "position_ids": []}
+        fields: dict[str, list[object]] = {"attention_mask": [], "position_ids": []}
         for row in rows:
             pad, sop = width - len(row), row.index(int(self.bos_token_id)) if self.bos_token_id in row else len(row)
             # Here the original looks for [MASK] before [gMASK]; it matters only where both occur.

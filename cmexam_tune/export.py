@@ -112,39 +112,39 @@ def export(
     return target
 
 
-def _format(config: Config, merge: bool, wanted: Format | None) -> Format:
+def _format(config: Config, merge: bool, requested: Format | None) -> Format:
     """Return the format, or say why it cannot be."""
     from cmexam_tune.training.run_directory import run as runs
 
     family, method = runs.parts(config)
     standalone, name = method.standalone, config.tuning.method
-    chosen: Format = wanted or ("hf" if merge or standalone else "peft")
-    if merge and chosen not in WHOLE:
-        raise UserError(f"--merge gives a whole model, --format {chosen} does not. Leave one of them out.")
+    format: Format = requested or ("hf" if merge or standalone else "peft")
+    if merge and format not in WHOLE:
+        raise UserError(f"--merge gives a whole model, --format {format} does not. Leave one of them out.")
     if merge and standalone:
         raise UserError(f"--merge: a run with tuning.method={name} is a whole model already. Leave it out.")
-    if chosen in WHOLE and not standalone and not method.merges:
+    if format in WHOLE and not standalone and not method.merges:
         raise UserError("a prefix cannot be merged into weights. Use --format peft, or chatglm for ChatGLM models.")
-    if chosen in WHOLE and not standalone and not merge:
-        raise UserError(f"--format {chosen}: the run is an adapter. Add --merge to put it into its base model.")
-    if chosen == "peft" and standalone:
+    if format in WHOLE and not standalone and not merge:
+        raise UserError(f"--format {format}: the run is an adapter. Add --merge to put it into its base model.")
+    if format == "peft" and standalone:
         raise UserError(f"--format peft: a run with tuning.method={name} is a whole model. Use --format hf.")
-    if chosen == "chatglm" and not (method.is_prefix and family.takes_authors_prefix):
+    if format == "chatglm" and not (method.is_prefix and family.takes_authors_prefix):
         raise UserError(f"--format chatglm: needs P-tuning on a ChatGLM, this is {name} on {config.model.family}.")
-    if chosen == "peft" and config.model.adapter_name_or_path is not None:
+    if format == "peft" and config.model.adapter_name_or_path is not None:
         raise UserError(
             f"--format peft: the adapter sits on {config.model.model_name_or_path} plus "
             f"{config.model.adapter_name_or_path}, which PEFT cannot name as a base. Use --merge."
         )
-    if chosen in WHOLE and chosen not in (possible := family.whole_formats(config.model)):
-        if wanted is None:
+    if format in WHOLE and format not in (possible := family.whole_formats(config.model)):
+        if requested is None:
             return possible[0]
         why = {
             "hf": "transformers has no class that computes what this model does (ALiBi)",
             "released": f"{config.model.model_name_or_path} is laid out as transformers' own class",
         }
-        raise UserError(f"--format {chosen}: {why[chosen]}. Use --format {possible[0]}.")
-    return chosen
+        raise UserError(f"--format {format}: {why[format]}. Use --format {possible[0]}.")
+    return format
 
 
 def _whole(config: Config, loaded: "Loaded", adapter: Path, out: Path, format: Format) -> None:

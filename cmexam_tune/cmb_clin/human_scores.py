@@ -80,12 +80,12 @@ def export(
 
 
 def _draw(
-    predictions: Mapping[str, Sequence[Prediction]], known: set[str], sample: int | None, dice: random.Random
+    predictions: Mapping[str, Sequence[Prediction]], keys: set[str], sample: int | None, dice: random.Random
 ) -> list[tuple[str, Prediction]]:
     """Return (model, answer) in random order, the same number of each model as far as it goes."""
     shuffled = {}
     for model, answers in predictions.items():
-        shuffled[model] = [answer for answer in answers if answer.question_id in known and answer.finish != "error"]
+        shuffled[model] = [answer for answer in answers if answer.question_id in keys and answer.finish != "error"]
         dice.shuffle(shuffled[model])
     rounds = [
         (model, answers[place])

@@ -1,6 +1,7 @@
 """judge.html: the tables of a judging, and below them every answer with what each judge gave it and wrote."""
 
 import html
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -94,16 +95,17 @@ def _cards(answered: Answered, axes: Sequence[str]) -> Iterator[str]:
     for case in answered.cases:
         for number, turn in enumerate(case.turns, 1):
             key = dialogue.key(case, number)
-            given = {name: judgements.get((name, key), []) for name, by_key in texts.items() if key in by_key}
-            if not given:
+            of_models = {name: judgements.get((name, key), []) for name, by_key in texts.items() if key in by_key}
+            if not of_models:
                 continue
             place += 1
-            means = [mean for found in given.values() for _, mean in _means(found)]
-            spreads = [max(of) - min(of) for found in given.values() if (of := [mean for _, mean in _means(found)])]
+            means = [[mean for _, mean in _means(judged)] for judged in of_models.values()]
+            lowest = min(itertools.chain(*means), default=9)
+            spreads = [max(of_judges) - min(of_judges) for of_judges in means if of_judges]
             turns = in_both(f"turn {number} of {len(case.turns)}", f"第 {number} 问，共 {len(case.turns)} 问")
-            outputs = "".join(_output(name, texts[name][key], found, axes) for name, found in given.items())
+            outputs = "".join(_output(name, texts[name][key], judged, axes) for name, judged in of_models.items())
             yield (
-                f'<article class="card unknown" data-asked="{place}" data-low="{min(means, default=9):.3f}" '
+                f'<article class="card unknown" data-asked="{place}" data-low="{lowest:.3f}" '
                 f'data-apart="{max(spreads, default=0):.3f}">'
                 f'<div class="soft">{html.escape(case.title)} · {turns} · {html.escape(key)}</div>'
                 f'<div class="stem">{html.escape(turn.question)}</div>'
@@ -135,10 +137,10 @@ def _output(name: str, answer: Prediction, judgements: Sequence[tuple[Judged, Ju
         words.append(f"<p><b>{in_both(judge, judge.zh)}</b></p>{_text(judgement.text or judgement.reason or '')}")
     head = (Text("judge", "评委"), *axes, Text("mean", "平均"))
     table = Table(head, tuple(lines)).html(two_languages=True) if lines else ""
-    said = f"<details><summary>{in_both('What the judges wrote', '评委原文')}</summary>{''.join(words)}</details>"
+    comments = f"<details><summary>{in_both('What the judges wrote', '评委原文')}</summary>{''.join(words)}</details>"
     empty = in_both("no answer", "没有作答")
     text = _text(answer.text) if answer.text.strip() else f'<p class="warning">{empty}</p>'
-    return f"<div><h4>{html.escape(name)}</h4>{text}{table}{said if words else ''}</div>"
+    return f"<div><h4>{html.escape(name)}</h4>{text}{table}{comments if words else ''}</div>"
 
 
 def _text(text: str) -> str:

@@ -48,8 +48,8 @@ def judge_missing(
     )
 
 
-def _requests(task: JudgingTask, known: frozenset[str]) -> list[PromptRequest]:
-    missing = set(task.keys) - known
+def _requests(task: JudgingTask, done_ids: frozenset[str]) -> list[PromptRequest]:
+    missing = set(task.keys) - done_ids
     requests = []
     for case in task.cases:
         for number, _ in enumerate(case.turns, 1):

@@ -126,7 +126,7 @@ class Rubric:
 
 def _fill(text: str, **values: str) -> str:
     """Put values into their fields in one pass, so that braces inside a value stay as they are."""
-    return re.sub(r"\{(\w+)\}", lambda found: values[found[1]], text)
+    return re.sub(r"\{(\w+)\}", lambda match: values[match[1]], text)
 
 
 def read(path: str | Path | None = None) -> Rubric:

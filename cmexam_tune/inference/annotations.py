@@ -174,12 +174,12 @@ def report(proposed: Sequence[Proposal]) -> dict[str, Any]:
 
 def _agreement(facet: str, pairs: Sequence[tuple[str | None, str | None]]) -> dict[str, float | int | None] | None:
     define = breakdowns.define(facet)
-    known = [(define.recognise(before).zh, after or "") for before, after in pairs if before is not None]
-    if not known:
+    judged = [(define.recognise(before).zh, after or "") for before, after in pairs if before is not None]
+    if not judged:
         return None
-    first, second = zip(*known, strict=True)
+    first, second = zip(*judged, strict=True)
     return {
-        "n": len(known),
-        "accuracy": sum(before == after for before, after in known) / len(known),
+        "n": len(judged),
+        "accuracy": sum(before == after for before, after in judged) / len(judged),
         "kappa": kappa(first, second),
     }

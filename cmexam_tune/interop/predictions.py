@@ -98,11 +98,11 @@ def read(path: str | Path, questions: Sequence[Question]) -> list[Prediction]:
             line = first[name].where.rpartition(":")[2]
             raise DataError(f"{row.where}: duplicate question_id {name!r}, first on line {line}.")
         first[name] = row
-        own = "question_id" in row.content and isinstance(row.content.get("text"), str)
+        is_ours = "question_id" in row.content and isinstance(row.content.get("text"), str)
         predictions[name] = (
-            jsonl.from_object(Prediction, row.content, row.where) if own else _foreign(row, name, by_id.get(name))
+            jsonl.from_object(Prediction, row.content, row.where) if is_ours else _foreign(row, name, by_id.get(name))
         )
-        empty += predictions[name].text == "" and not own
+        empty += predictions[name].text == "" and not is_ours
     if empty:
         cli.note(f"{path}: {empty} output(s) are null or empty; they count as unreadable.")
     return list(predictions.values())
@@ -127,8 +127,8 @@ def _question_ids(path: Path, rows: Sequence[_Row], questions: Sequence[Question
         if name is None:
             raise DataError(f"{row.where}: no id, one of {', '.join(IDS)} is needed, or a number as doc_id or index.")
         names.append(name)
-    told = _check_words(rows, names, questions)
-    if by_place and len(by_place) < len(questions) and not told:
+    repeats_words = _check_words(rows, names, questions)
+    if by_place and len(by_place) < len(questions) and not repeats_words:
         raise DataError(
             f"{path}: {len(by_place)} outputs for {len(questions)} questions, numbered by place and without the words "
             f"that were asked: which questions they answer cannot be told. {_REMEDY}"

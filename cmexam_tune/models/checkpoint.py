@@ -284,17 +284,18 @@ def _with_attention(model: ModelConfig, make: Callable[..., Made]) -> Made:
 
     What suits the card is set afterwards: a class is asked only for attention that it knows whether it has.
     """
-    wanted = model.attn_implementation
+    implementation = model.attn_implementation
     try:
-        made = make(attn_implementation=wanted)
-        loaded: PreTrainedModel = made[0] if isinstance(made, tuple) else made
+        result = make(attn_implementation=implementation)
+        loaded: PreTrainedModel = result[0] if isinstance(result, tuple) else result
         if loaded._can_set_attn_implementation():
-            loaded.set_attn_implementation(attention.suited(wanted))
-        return made
+            loaded.set_attn_implementation(attention.suited(implementation))
+        return result
     except ValueError as error:
-        if not model.trust_remote_code or wanted == "eager" or "scaled_dot_product_attention" not in str(error):
+        if not model.trust_remote_code or implementation == "eager" or "scaled_dot_product_attention" not in str(error):
             raise
-    cli.note(f"note: {model.model_name_or_path} brings code without {wanted}; model.attn_implementation=eager is used")
+    name = model.model_name_or_path
+    cli.note(f"note: {name} brings code without {implementation}; model.attn_implementation=eager is used")
     return make(attn_implementation="eager")
 
 

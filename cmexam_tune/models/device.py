@@ -24,8 +24,8 @@ FIRST_WITH_GROUPS = (8, 0)
 
 def kind() -> str:
     """Return torch's name for the kind of accelerator that is used, `cpu` for none."""
-    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return CPU if found is None or found.type in UNUSED else found.type
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return CPU if accelerator is None or accelerator.type in UNUSED else accelerator.type
 
 
 def is_accelerated() -> bool:

@@ -108,11 +108,11 @@ def _follow(tokenizer: "PreTrainedTokenizerBase", config: Mapping[str, Any], fil
     embedding.
     """
     for name in ("bos_token", "eos_token"):
-        wanted, own = config.get(f"{name}_id"), getattr(tokenizer, f"{name}_id")
-        if not isinstance(wanted, int) or wanted == own or wanted >= int(config["vocab_size"]):
+        config_id, tokenizer_id = config.get(f"{name}_id"), getattr(tokenizer, f"{name}_id")
+        if not isinstance(config_id, int) or config_id == tokenizer_id or config_id >= int(config["vocab_size"]):
             continue
-        token = tokenizer.convert_ids_to_tokens(wanted)
-        which = f"{own} in its tokenizer, {wanted} ({token}) in its config, which is followed"
+        token = tokenizer.convert_ids_to_tokens(config_id)
+        which = f"{tokenizer_id} in its tokenizer, {config_id} ({token}) in its config, which is followed"
         cli.note(f"note: {file}: {name} is {which}")
         setattr(tokenizer, name, token)
 

@@ -102,14 +102,14 @@ class Layout:
             # Of the two readings of a pattern the one that means more: `(k|o)_proj` names one matrix of Baichuan.
             by_original = sum(bool(re.fullmatch(targets, original)) for original in modules.values())
             return targets == "all-linear" or by_original >= sum(bool(re.fullmatch(targets, name)) for name in modules)
-        given = [*(targets or ()), *(config.modules_to_save or ()), *(config.rank_pattern or ())]
-        there = {name for name in given if any(_ends(original, name) for original in modules.values())}
-        here = {name: original for name in given for module, original in modules.items() if _ends(module, name)}
-        if ours := sorted(here.keys() - there):
-            if theirs := sorted(there - here.keys()):
+        names = [*(targets or ()), *(config.modules_to_save or ()), *(config.rank_pattern or ())]
+        in_checkpoint = {name for name in names if any(_ends(original, name) for original in modules.values())}
+        in_model = {name: original for name in names for module, original in modules.items() if _ends(module, name)}
+        if ours := sorted(in_model.keys() - in_checkpoint):
+            if theirs := sorted(in_checkpoint - in_model.keys()):
                 raise ValueError(
-                    f"{theirs[0]} is the checkpoint's name and {ours[0]} that of transformers ({here[ours[0]]} in the "
-                    "checkpoint). Take all names from one of them"
+                    f"{theirs[0]} is the checkpoint's name and {ours[0]} that of transformers "
+                    f"({in_model[ours[0]]} in the checkpoint). Take all names from one of them"
                 )
             return False
         return True

@@ -73,22 +73,22 @@ class Prefix:
     )
     """What `mask` has made, with what it was made of."""
 
-    def mask(self, given: torch.Tensor | None, query: torch.Tensor, keys: int) -> torch.Tensor:
+    def mask(self, layer_mask: torch.Tensor | None, query: torch.Tensor, keys: int) -> torch.Tensor:
         """Return the mask of a layer with the prefix in front; layers that are given the same share it.
 
         Args:
-            given: the layer's mask; None: causal.
+            layer_mask: the layer's own; None: causal.
             query: `[batch, heads, queries, head_dim]`.
             keys: how many there are behind the prefix.
         """
         length = query.shape[2]
-        key = (id(given), length, keys, query.dtype)
+        key = (id(layer_mask), length, keys, query.dtype)
         if key not in self._masks:
-            visible = given
+            visible = layer_mask
             if visible is None:
                 visible = torch.ones(length, keys, dtype=torch.bool, device=query.device).tril(keys - length)
                 visible = visible[None, None]
-            self._masks[key] = given, additive(visible, query.dtype, self.tokens)
+            self._masks[key] = layer_mask, additive(visible, query.dtype, self.tokens)
         return self._masks[key][1]
 
 

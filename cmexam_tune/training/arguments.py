@@ -175,8 +175,8 @@ def check_kernels(training: TrainingConfig, model: PreTrainedModel) -> None:
         ConfigError: such a model.
     """
     if training.arguments.get("use_liger_kernel"):
-        known = importlib.import_module("liger_kernel.transformers.monkey_patch").MODEL_TYPE_TO_APPLY_LIGER_FN
-        if (kind := model.config.model_type) not in known:
+        supported = importlib.import_module("liger_kernel.transformers.monkey_patch").MODEL_TYPE_TO_APPLY_LIGER_FN
+        if (kind := model.config.model_type) not in supported:
             raise ConfigError(
                 f"training.use_liger_kernel: Liger {metadata.version('liger-kernel')} has no kernels for models of "
                 f"type {kind}. Leave it out."
@@ -243,10 +243,10 @@ class Card:
         Raises:
             ConfigError: it is not known.
         """
-        known = {key.lower(): key for key in CARDS}
-        if name.lower() not in known:
+        key_of = {key.lower(): key for key in CARDS}
+        if name.lower() not in key_of:
             raise ConfigError(f"--card {name} is not known{suggest(name, CARDS)} (known: {', '.join(CARDS)}).")
-        key = known[name.lower()]
+        key = key_of[name.lower()]
         memory = round(CARDS[key] * 1024**3)
         return cls(key, True, not key.startswith("V100"), memory, key not in WITHOUT_4BIT)
 

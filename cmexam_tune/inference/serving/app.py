@@ -242,11 +242,11 @@ class Service:
             config = self._sampled(wanted)
             prompts = [await self._prompt(prompt, config, continues=wanted.continues) for prompt in wanted.prompts]
             for index in range(len(prompts) * wanted.n):
-                request, own = prompts[index // wanted.n]
+                request, row_config = prompts[index // wanted.n]
                 pending.append(
                     self.batcher.submit(
                         request,
-                        own,
+                        row_config,
                         RowOptions(
                             tuple(wanted.stop),
                             # Completions of one prompt differ and yet are the same each time; prompts do not matter

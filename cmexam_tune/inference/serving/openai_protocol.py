@@ -313,9 +313,9 @@ class CompletionRequest(OpenAIRequest):
             raise Refused(400, "max_tokens: 0 is possible with echo only.", "max_tokens")
         if self.echo and self.stream:
             raise Refused(400, "echo: not while streaming. Leave out stream.", "echo")
-        wanted = super().generation()
+        request = super().generation()
         # The model always writes; with max_tokens 0 that is not shown.
-        return replace(wanted, echo=self.echo, max_tokens=1 if self.max_tokens == 0 else wanted.max_tokens)
+        return replace(request, echo=self.echo, max_tokens=1 if self.max_tokens == 0 else request.max_tokens)
 
     def answer(self, completions: "Sequence[Completion]", name: str) -> dict[str, object]:
         """Return the completions as one object."""

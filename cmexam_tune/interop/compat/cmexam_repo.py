@@ -73,7 +73,7 @@ def parse(argv: Sequence[str], known: Sequence[str]) -> dict[str, str]:
     Raises:
         ConfigError: a flag that is not `known`, or a value without a flag.
     """
-    given: dict[str, str] = {}
+    flags: dict[str, str] = {}
     name = ""
     for word in argv:
         if word.startswith("--"):
@@ -82,13 +82,13 @@ def parse(argv: Sequence[str], known: Sequence[str]) -> dict[str, str]:
                 value = word.partition("=")[2]
             if name not in known:
                 raise ConfigError(f"--{name}: unknown flag{suggest(name, known)}.")
-            given[name] = value if equals else "true"
+            flags[name] = value if equals else "true"
             name = "" if equals else name
         elif name:
-            given[name], name = word, ""
+            flags[name], name = word, ""
         else:
             raise ConfigError(f"{word!r}: a value without a flag before it.")
-    return given
+    return flags
 
 
 class _Translation:
@@ -141,8 +141,8 @@ class _Translation:
         file = Path(path)
         if file.is_file() and _is_questions(file):
             return path, None
-        found = re.fullmatch(r"(.+?)(?:_prompt(?:_(\w+))?)?", file.stem)
-        base, style = (found[1], found[2]) if found else (file.stem, None)
+        match = re.fullmatch(r"(.+?)(?:_prompt(?:_(\w+))?)?", file.stem)
+        base, style = (match[1], match[2]) if match else (file.stem, None)
         for candidate in (file, *(file.with_name(base + suffix) for suffix in (".questions.jsonl", ".csv", ".xlsx"))):
             if candidate.is_file() and candidate.suffix in (".csv", ".xlsx"):
                 return self._preprocessed(candidate), style

@@ -77,8 +77,8 @@ def averaged(folders: Sequence[str | Path], overrides: Sequence[str] = ()) -> It
     config = dataclasses.replace(
         opened[0].config, tuning=dataclasses.replace(opened[0].config.tuning, settings=settings)
     )
-    with tempfile.TemporaryDirectory() as made:
-        mean = runs.Run(Path(made), config)
+    with tempfile.TemporaryDirectory() as folder:
+        mean = runs.Run(Path(folder), config)
         (mean.path / runs.CONFIG).write_text(dump_config(config), encoding="utf-8")
         shutil.copytree(opened[0].adapter, mean.adapter)
         files.write_json(mean.adapter / ADAPTER_CONFIG, {**_written(mean), "r": rank, "lora_alpha": rank})

@@ -153,15 +153,15 @@ def derive(
             items = whole
         scores[name] = grading.score(items, name)
         standard = items if name == STANDARD else standard
-    kept = {name: values for name, values in needed.items() if values}
+    needed_readings = {name: values for name, values in needed.items() if values}
     orders = option_orders(standard)
     facets = breakdowns.by_facet(standard, lambda items: grading.score(items, STANDARD))
     documents = {
-        READINGS: kept,
+        READINGS: needed_readings,
         SCORES: {"profiles": scores, "by_facet": facets, "option_orders": orders and asdict(orders)},
         **shared_records.records(_about(head, metadata, len(sealed)), standard, scores, [q.sha256 for q in sealed]),
     }
-    return Derived(standard, kept, scores, facets, orders, documents)
+    return Derived(standard, needed_readings, scores, facets, orders, documents)
 
 
 def _about(head: SealHeader, metadata: PredictionMetadata, n: int) -> shared_records.About:
@@ -222,9 +222,9 @@ def seal(
     exam, selection = grading.select(whole, (), limit=limit)
     left_out = {question.id for question in whole[len(exam) :]}
     outputs = [output for output in other_tools.read(predictions, whole) if output.question_id not in left_out]
-    found = prediction_metadata.read(predictions) or PredictionMetadata()
+    recorded = prediction_metadata.read(predictions) or PredictionMetadata()
     # What is passed on names no folder of this machine; it is also what the scores are computed with.
-    metadata = PredictionMetadata(identity.portable(found.values))
+    metadata = PredictionMetadata(identity.portable(recorded.values))
     sealed = [SealedQuestion.of(question) for question in exam]
     who = identity.identify(metadata, str(questions), len(exam), STANDARD, date)
     head = SealHeader(
@@ -238,9 +238,9 @@ def seal(
         code=code(),
     )
     derived = derive(head, sealed, outputs, metadata, questions=exam)
-    given = {CONFIG: dict(metadata.values), QUESTIONS: sealed, PREDICTIONS: outputs}
+    inputs = {CONFIG: dict(metadata.values), QUESTIONS: sealed, PREDICTIONS: outputs}
     with files.new_folder(target, program, overwrite) as folder:
-        for file, content in {**given, **derived.documents}.items():
+        for file, content in {**inputs, **derived.documents}.items():
             write(folder / file, content)
         return write_seal(folder, head)
 
@@ -279,8 +279,8 @@ def contents(folder: Path) -> dict[str, Path]:
 
 def seal_of(values: Mapping[str, object]) -> str:
     """Return the SHA-256 of what `seal.json` says, but for the key `seal` itself."""
-    said = {key: value for key, value in values.items() if key != "seal"}
-    return hashlib.sha256(json.dumps(said, ensure_ascii=False, sort_keys=True).encode()).hexdigest()
+    content = {key: value for key, value in values.items() if key != "seal"}
+    return hashlib.sha256(json.dumps(content, ensure_ascii=False, sort_keys=True).encode()).hexdigest()
 
 
 def digest_of(sealed: Sequence[SealedQuestion]) -> str:

@@ -108,31 +108,32 @@ def _checksums(folder: Path) -> Iterator[str]:
     """Yield what is not as `seal.json` says."""
     try:
         values = documents.read_json(folder / SEAL)
-        known = dict(values["files"])
+        sealed = dict(values["files"])
         if values.get("seal") != sealed_folder.seal_of(values):
             yield f"{SEAL}: changed since it was sealed"
     except (UserError, LookupError, TypeError, ValueError) as error:
         yield f"{SEAL}: cannot be read ({error})"
         return
-    there = sealed_folder.contents(folder)
-    for name in sorted({*known, *there}):
-        if name not in there:
+    present = sealed_folder.contents(folder)
+    for name in sorted({*sealed, *present}):
+        if name not in present:
             yield f"{name}: is missing"
-        elif name not in known:
+        elif name not in sealed:
             yield f"{name}: was not sealed"
-        elif there[name].is_symlink() or not there[name].is_file():
+        elif present[name].is_symlink() or not present[name].is_file():
             yield f"{name}: is no plain file"
-        elif files.sha256(there[name]) != known[name]:
+        elif files.sha256(present[name]) != sealed[name]:
             yield f"{name}: changed since it was sealed"
 
 
 def _other_questions(sealed: Sequence[SealedQuestion], exam: Sequence[Question]) -> str:
     """Return how the questions that were given differ from the sealed ones, empty where they do not."""
-    given = {question.id: SealedQuestion.of(question) for question in exam}
+    exam_by_id = {question.id: SealedQuestion.of(question) for question in exam}
     ids = [item.id for item in sealed]
-    if list(given) != ids:
-        return f"{QUESTIONS}: {len(ids):,} were sealed, --questions holds {len(given):,} others or in another order"
-    wrong = [item.id for item in sealed if item != given[item.id]]
+    if list(exam_by_id) != ids:
+        others = f"{len(exam_by_id):,} others or in another order"
+        return f"{QUESTIONS}: {len(ids):,} were sealed, --questions holds {others}"
+    wrong = [item.id for item in sealed if item != exam_by_id[item.id]]
     return f"{QUESTIONS}: {len(wrong):,} are not those of --questions: {_some(wrong)}" if wrong else ""
 
 
@@ -147,36 +148,36 @@ def _differences(folder: Path, name: str, expected: object, with_texts: bool) ->
             yield f"{name}: is not what follows from the scores"
         return
     if isinstance(expected, list):
-        said: object = [value for _, value in jsonl.read_objects(path)]
+        stored: object = [value for _, value in jsonl.read_objects(path)]
     else:
-        said = documents.read_json(path)
+        stored = documents.read_json(path)
     different = [
         f"{where}: {_short(old)} sealed, {_short(new)} recomputed"
-        for where, old, new in _unequal(said, expected)
+        for where, old, new in _unequal(stored, expected)
         if with_texts or where.rpartition(".")[2] not in _OF_TEXTS
     ]
     if different:
         yield f"{name}: {len(different):,} values do not reproduce: {_some(different, '; ')}"
 
 
-def _unequal(said: object, computed: object, where: str = "") -> Iterator[tuple[str, object, object]]:
+def _unequal(stored: object, computed: object, where: str = "") -> Iterator[tuple[str, object, object]]:
     """Yield (place, what the file says, what was computed) wherever the two differ."""
-    if isinstance(said, Mapping) and isinstance(computed, Mapping):
-        for key in [*computed, *(key for key in said if key not in computed)]:
-            yield from _unequal(said.get(key), computed.get(key), f"{where}.{key}" if where else str(key))
-    elif isinstance(said, list) and isinstance(computed, list | tuple) and len(said) == len(computed):
-        for number, (old, new) in enumerate(zip(said, computed, strict=True), 1):
+    if isinstance(stored, Mapping) and isinstance(computed, Mapping):
+        for key in [*computed, *(key for key in stored if key not in computed)]:
+            yield from _unequal(stored.get(key), computed.get(key), f"{where}.{key}" if where else str(key))
+    elif isinstance(stored, list) and isinstance(computed, list | tuple) and len(stored) == len(computed):
+        for number, (old, new) in enumerate(zip(stored, computed, strict=True), 1):
             yield from _unequal(old, new, f"{where}[{number}]")
-    elif not _same(said, computed):
-        yield where, said, computed
+    elif not _same(stored, computed):
+        yield where, stored, computed
 
 
-def _same(said: object, computed: object) -> bool:
-    if isinstance(said, bool) or isinstance(computed, bool):
-        return said is computed
-    if isinstance(said, int | float) and isinstance(computed, int | float):
-        return math.isclose(said, computed, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)
-    return bool(said == computed)
+def _same(stored: object, computed: object) -> bool:
+    if isinstance(stored, bool) or isinstance(computed, bool):
+        return stored is computed
+    if isinstance(stored, int | float) and isinstance(computed, int | float):
+        return math.isclose(stored, computed, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)
+    return bool(stored == computed)
 
 
 def _short(value: object) -> str:

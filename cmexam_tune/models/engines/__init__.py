@@ -66,10 +66,10 @@ def load(model: ModelConfig, adapter: Path | None, log: Path) -> Loaded:
     if adapter is None and model.adapter_name_or_path is not None:
         adapter = Path(model.adapter_name_or_path).expanduser()
         if any((adapter / file).is_file() for file in ("tokenizer.json", "tokenizer.model")):
-            own = checkpoint.read_tokenizer(str(adapter), model)
-            if len(own) > len(tokenizer):
-                raise UserError(f"{adapter}: brings {len(own) - len(tokenizer)} new words, which {key} lacks. {MERGE}.")
-            tokenizer = own
+            extended = checkpoint.read_tokenizer(str(adapter), model)
+            if (new := len(extended) - len(tokenizer)) > 0:
+                raise UserError(f"{adapter}: brings {new} new words, which {key} lacks. {MERGE}.")
+            tokenizer = extended
     served = Served(
         replace(model, model_name_or_path=source.place),
         str(checkpoint.dtype(model)).removeprefix("torch."),

@@ -288,9 +288,9 @@ def _by_token(completion: Completion, node: AnswerTrie) -> dict[int, float] | No
     """Return child of a place -> log-probability, None if not all of them were told."""
     if completion.finish == "error" or not completion.logprobs:
         return None
-    told = dict(completion.logprobs[0].top)
+    logprob_of = dict(completion.logprobs[0].top)
     # A log-probability of minus infinity is not in the list.
-    logprobs = {token: told.get(f"token_id:{token}") for token in node.children}
+    logprobs = {token: logprob_of.get(f"token_id:{token}") for token in node.children}
     if all(value is None for value in logprobs.values()):
         return None
     return {token: LEAST if value is None else value for token, value in logprobs.items()}

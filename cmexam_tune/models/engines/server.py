@@ -117,8 +117,8 @@ class EngineServer:
             return {}
 
     def _version(self) -> str | None:
-        told = self.get(self.launcher.version_path)
-        version = told.get("version") if isinstance(told, dict) else None
+        info = self.get(self.launcher.version_path)
+        version = info.get("version") if isinstance(info, dict) else None
         return version if isinstance(version, str) else None
 
     def provenance(self) -> dict[str, object]:

@@ -56,8 +56,8 @@ class Llama(Writer):
             raise UserError(f"{name}: is an encoder-decoder ({kind}); family llama needs a decoder.")
         if kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not getattr(config, "is_decoder", False):
             raise UserError(f"{name}: is an encoder ({kind}). Set model.family=bert, or name a decoder.")
-        known = kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or kind in released.KINDS
-        if not known and not model.trust_remote_code:
+        generates = kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or kind in released.KINDS
+        if not generates and not model.trust_remote_code:
             raise UserError(f"{name}: transformers has no text-generating model for type {kind!r}.")
         decoder = source.weights(AutoModelForCausalLM, config, device)
         tokenizer = source.tokenizer()

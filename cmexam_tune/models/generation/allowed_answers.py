@@ -74,10 +74,10 @@ class OnlyAllowed(LogitsProcessor):
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Return scores [batch, vocabulary] that are -inf where a row may not go."""
-        kept = scores.clone()
+        masked = scores.clone()
         for row, trie in enumerate(self.tries):
             if trie is not None:
                 allowed = list(trie.walk(input_ids[row, self.width :].tolist()).children) or [self.pad]
-                kept[row] = -torch.inf
-                kept[row, allowed] = scores[row, allowed]
-        return kept
+                masked[row] = -torch.inf
+                masked[row, allowed] = scores[row, allowed]
+        return masked

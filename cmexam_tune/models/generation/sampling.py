@@ -51,8 +51,8 @@ def generation_config(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
     Raises:
         ConfigError: settings that transformers refuses, or that ask for several answers.
     """
-    wanted = dict(config.generation.arguments)
-    if wanted.get("num_return_sequences", 1) != 1:
+    settings = dict(config.generation.arguments)
+    if settings.get("num_return_sequences", 1) != 1:
         raise ConfigError("generation.num_return_sequences: every question gets one answer. Leave it out.")
     defaults: dict[str, object] = {
         "do_sample": False,
@@ -64,19 +64,19 @@ def generation_config(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
         "use_cache": True,
     }
     library: Any = GenerationConfig
-    if "max_length" in wanted:
+    if "max_length" in settings:
         # transformers would prefer our default to what the user asked for.
         del defaults["max_new_tokens"]
     try:
-        chosen: GenerationConfig = library(**{**defaults, **wanted, "return_dict_in_generate": False})
+        chosen: GenerationConfig = library(**{**defaults, **settings, "return_dict_in_generate": False})
     except (ValueError, TypeError) as error:
         raise ConfigError(f"generation: {error}") from None
     return chosen
 
 
-def named_ends(own: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase) -> set[int]:
+def named_ends(of_model: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase) -> set[int]:
     """Return every id that a model's own generation settings, if it has any, and its tokenizer name as EOS."""
-    ids: Any = getattr(own, "eos_token_id", None)
+    ids: Any = getattr(of_model, "eos_token_id", None)
     return {tokenizer.eos_token_id, *(ids if isinstance(ids, list) else [ids])} - {None}
 
 

@@ -64,7 +64,7 @@ class RoleTokenizer(PreTrainedTokenizerFast):
 
     def broken(self, text: str) -> str:
         """Return what somebody typed with its special tokens broken, which then are not those of a chat template."""
-        return self._specials().sub(lambda found: found[0][0] + MARK + found[0][1:], text)
+        return self._specials().sub(lambda match: match[0][0] + MARK + match[0][1:], text)
 
     def prompt_ids(self, text: str) -> Ids:
         """Return a rendered chat template as ids; text between special tokens is read by itself, as in the releases."""
@@ -147,11 +147,11 @@ def _normalizer(spec: Any, symbols: Iterable[str]) -> Any:
     """Return the file's own normaliser, which leaves symbols as they are, and its blank in front of a text."""
     steps: list[object] = []
     if spec.precompiled_charsmap:
-        own = normalizers.Precompiled(spec.precompiled_charsmap)
-        changed = [symbol for symbol in symbols if own.normalize_str(symbol) != symbol]
-        away = [(symbol, chr(PRIVATE + i)) for i, symbol in enumerate(sorted(changed, key=len, reverse=True))]
-        steps = [normalizers.Replace(symbol, code) for symbol, code in away]
-        steps += [own, *(normalizers.Replace(code, symbol) for symbol, code in away)]
+        precompiled = normalizers.Precompiled(spec.precompiled_charsmap)
+        changed = [symbol for symbol in symbols if precompiled.normalize_str(symbol) != symbol]
+        escapes = [(symbol, chr(PRIVATE + i)) for i, symbol in enumerate(sorted(changed, key=len, reverse=True))]
+        steps = [normalizers.Replace(symbol, code) for symbol, code in escapes]
+        steps += [precompiled, *(normalizers.Replace(code, symbol) for symbol, code in escapes)]
     if spec.add_dummy_prefix:
         steps.append(normalizers.Prepend("▁"))
     return normalizers.Sequence([*steps, normalizers.Replace(" ", "▁")])

@@ -156,8 +156,8 @@ def is_about(report: Mapping[str, object], path: Path) -> bool:
     """Return whether a report is of the run in this folder: one of another run may have been put there."""
     identity = report.get("identity")
     scored = identity.get("adapter") if isinstance(identity, dict) else None
-    parts, own = Path(scored).parts[-2:] if isinstance(scored, str) else (), path.resolve().parts
-    return own[len(own) - len(parts) :] == parts
+    parts, run_parts = Path(scored).parts[-2:] if isinstance(scored, str) else (), path.resolve().parts
+    return run_parts[len(run_parts) - len(parts) :] == parts
 
 
 def parts(config: Config) -> tuple[Family, Method]:
@@ -192,8 +192,8 @@ def load(folder: str | Path, overrides: Sequence[str] = (), device: str = "cpu")
 
 def _whole_model(run: Run) -> ModelConfig:
     """Return where the model of a standalone method lies."""
-    own = {"model_name_or_path": str(run.adapter), "adapter_name_or_path": None, "revision": None}
-    return dataclasses.replace(run.config.model, **own)  # type: ignore[arg-type]
+    place = {"model_name_or_path": str(run.adapter), "adapter_name_or_path": None, "revision": None}
+    return dataclasses.replace(run.config.model, **place)  # type: ignore[arg-type]
 
 
 def as_served(folder: str | Path, overrides: Sequence[str] = ()) -> tuple[ModelConfig, Path | None]:

@@ -189,9 +189,9 @@ def _from_state(
     return result
 
 
-def _rounds(tokenizer: SentencePieceTokenizer, prompt: PromptConfig, own: str, lead: Ids) -> Codec:
+def _rounds(tokenizer: SentencePieceTokenizer, prompt: PromptConfig, default: str, lead: Ids) -> Codec:
     """Return the codec of a wrapper of text, the release's `own` unless the prompt names another."""
-    template = prompts.template(own if prompt.template == "auto" else prompt.template)
+    template = prompts.template(default if prompt.template == "auto" else prompt.template)
 
     def sources(dialogues: Sequence[Dialogue]) -> list[Ids]:
         rows = tokenizer.text_ids([template.render(dialogue) for dialogue in dialogues])

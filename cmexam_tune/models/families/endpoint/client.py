@@ -90,10 +90,10 @@ class Client:
             UserError: wrong key, model or address, or the first requests all fail.
             TrainingStopped: the server had answered, and then fails every time.
         """
-        rest = iter(requests)
-        yield from self._first(rest)
+        remaining = iter(requests)
+        yield from self._first(remaining)
         failures = 0
-        for completion in self._parallel(rest):
+        for completion in self._parallel(remaining):
             failures = failures + 1 if completion.finish == "error" else 0
             yield completion
             if failures >= 2 * self._generation.concurrency:
@@ -102,10 +102,10 @@ class Client:
                     "What was answered is kept; start again to ask the rest."
                 )
 
-    def _first(self, rest: Iterator[tuple[PromptRequest, Body]]) -> list[Completion]:
+    def _first(self, remaining: Iterator[tuple[PromptRequest, Body]]) -> list[Completion]:
         """Return what came up to the first good reply: where there is none, the caller has written nothing yet."""
         completions: list[Completion] = []
-        while not self._proven and (request := next(rest, None)) is not None:
+        while not self._proven and (request := next(remaining, None)) is not None:
             completions.append(self.ask(*request))
             if len(completions) == FIRST_TRIES and not self._proven:
                 reason = completions[-1].reason

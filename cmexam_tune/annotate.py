@@ -58,8 +58,8 @@ def annotate(
     for path in (out, report, review):
         files.check_output(path, overwrite=True, inputs=[questions])
     names = _names(models)
-    written = OwnFiles(f"{out}.meta.json", "annotate", overwrite)
-    written.check(out, report)
+    own_files = OwnFiles(f"{out}.meta.json", "annotate", overwrite)
+    own_files.check(out, report)
     _open_review(review, overwrite)  # before anybody is asked
     asked = list(jsonl.read(questions, Question))
     texts = {}
@@ -75,7 +75,7 @@ def annotate(
         cli.note(f"{review}: {sheet.changed} rows are not what they were; the column `changed` says what they held.")
     sheet.write(review)
     lines = "".join(f"{jsonl.dumps(question)}\n" for question in annotations.filled(asked, proposed))
-    written.write({report: (json.dumps(summary, ensure_ascii=False, indent=1) + "\n").encode(), out: lines.encode()})
+    own_files.write({report: (json.dumps(summary, ensure_ascii=False, indent=1) + "\n").encode(), out: lines.encode()})
     return summary
 
 

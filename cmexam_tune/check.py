@@ -97,6 +97,7 @@ def check(
         targets.append(files.check_output(Path(out) / _clean_passages(passages), overwrite, inputs=[passages]))
     if taken := {path.resolve() for path in targets} & {path.resolve() for path in names.values()}:
         raise UserError(f"{taken.pop()}: would be replaced by the result of its own check. Choose another --out.")
+    # Whatever can be wrong with a file is found before the comparison of all pairs, which takes minutes.
     suspects = _suspects(checked, predictions)
     sheet = _sheet(out) if predictions else None
     errata = _errata(checked, reviewed)
@@ -106,9 +107,9 @@ def check(
     if out is not None:
         _write(result, names, Path(out))
         if passages:
-            held = {leak.passage_id for leak in result.leaks}
-            kept = [passage for passage in jsonl.read(passages, Passage) if passage.id not in held]
-            jsonl.write(Path(out) / _clean_passages(passages), kept, overwrite)
+            leaking = {leak.passage_id for leak in result.leaks}
+            clean = [passage for passage in jsonl.read(passages, Passage) if passage.id not in leaking]
+            jsonl.write(Path(out) / _clean_passages(passages), clean, overwrite)
         if sheet is not None:
             sheet.update(wrong_keys.rows(suspects, list(jsonl.read(checked[0], Question))))
             sheet.write(Path(out) / SHEET)
@@ -127,9 +128,9 @@ def _leaks(questions: Sequence[Path], path: str | Path | None) -> list[Leak]:
     if path is None:
         return []
     exam = [question for file in questions for question in jsonl.read(file, Question)]
-    held = list(leaks(jsonl.read(path, Passage), exam))
-    cli.note(f"{path}: {len(held)} passages hold a question or its explanation")
-    return held
+    leaking = list(leaks(jsonl.read(path, Passage), exam))
+    cli.note(f"{path}: {len(leaking)} passages hold a question or its explanation")
+    return leaking
 
 
 def _suspects(questions: Sequence[Path], predictions: Sequence[str | Path]) -> list[Suspect]:

@@ -83,13 +83,13 @@ def judge(
         UserError: files that cannot be used, judgements in `out` that are of something else, or reports that may not be
             replaced.
     """
-    asked = _asked(cases)
+    judged_cases = _asked(cases)
     rubric_file = rubric_file or _shipped(cases)
     rules = rubric.read(rubric_file)
-    work = _Work(asked, _read(predictions, cases, asked), rules, Path(out))
+    work = _Work(judged_cases, _read(predictions, cases, judged_cases), rules, Path(out))
     names, people = _names(judges, "judge"), _people(work, imported)
-    written = OwnFiles(work.out / "judge.meta.json", "judge", overwrite)
-    written.check(*(work.out / f"judge{suffix}" for suffix in SUFFIXES))
+    own_files = OwnFiles(work.out / "judge.meta.json", "judge", overwrite)
+    own_files.check(*(work.out / f"judge{suffix}" for suffix in SUFFIXES))
     # What lies there is checked before anybody is asked.
     models = {*names, *(judged.judge for judged in _judged(work))}
     if double := models & {judged.judge for judged in people}:
@@ -110,7 +110,7 @@ def judge(
     summary["provenance"] = _provenance(predictions, cases, rubric_file)
     answered = judge_page.Answered(work.cases, work.answers, judged)
     reports = _reports(summary, axes, answered)
-    written.write({work.out / f"judge{suffix}": text.encode() for suffix, text in reports.items()})
+    own_files.write({work.out / f"judge{suffix}": text.encode() for suffix, text in reports.items()})
     cli.say("\n\n".join(table.text() for table in results.tables(summary, axes)))
     return summary
 
@@ -163,6 +163,7 @@ def _names(paths: Sequence[str | Path], what: str) -> dict[str, str | Path]:
 
 
 def _judge(work: _Work, name: str, source: loading.Source, variants: Sequence[Variant]) -> None:
+    # One model for all predictions and variants, loaded when the first of them lacks a judgement.
     open_judge = functools.cache(lambda: loading.open_writer(source.beside(work.out / name), "judge"))
     for model in work.answers:
         for variant in variants:
@@ -221,12 +222,12 @@ def _read_back(path: Path, task: judging.JudgingTask) -> Iterator[Judgement]:
             f"{path}: holds judgements of another experiment (other answers, cases or rubric). Move it away, or choose "
             "another --out."
         )
-    known, line_of = set(task.keys), dict[str, int]()
+    answer_ids, line_of = set(task.keys), dict[str, int]()
     for line, value in jsonl.read_objects(path, unfinished=True):
         judgement = jsonl.from_object(Judgement, value, f"{path}:{line}")
         key, scores = judgement.question_id, judgement.scores
         problem = None if scores is None else task.rubric.problem(scores)
-        if key not in known:
+        if key not in answer_ids:
             problem = f"{key!r} is no answer that is judged here"
         elif (first := line_of.setdefault(key, line)) != line:
             problem = f"{key!r} is judged on line {first} already"

@@ -90,17 +90,17 @@ def _boards(verified: Sequence[Verified], published: Sequence[str]) -> list[Boar
         assert item.head is not None
         groups.setdefault(item.head.questions_sha256, []).append(item)
     boards = []
-    left = list(dict.fromkeys(published))
+    unplaced = list(dict.fromkeys(published))
     for members in groups.values():
         systems = [_system(item) for item in members]
         exam = leaderboard_page.questions_of(systems)
-        beside = [published_tables.beside(name, exam) for name in left]
+        beside = [published_tables.beside(name, exam) for name in unplaced]
         # Numbers of other questions never stand in one ranking with these.
-        kept = [rows for rows in beside if not rows.caveat]
-        left = [name for name, rows in zip(left, beside, strict=True) if rows.caveat]
+        of_these = [rows for rows in beside if not rows.caveat]
+        unplaced = [name for name, rows in zip(unplaced, beside, strict=True) if rows.caveat]
         title = systems[0].identity.questions.removesuffix(".questions.jsonl")
-        boards.append(leaderboard_page.board(title, systems, kept))
-    boards += [Board(name, (), [published_tables.beside(name, ())]) for name in left]
+        boards.append(leaderboard_page.board(title, systems, of_these))
+    boards += [Board(name, (), [published_tables.beside(name, ())]) for name in unplaced]
     return boards
 
 

@@ -102,7 +102,7 @@ def preprocess(
     """
     guesses = columns is not None and columns.partition(",")[0].strip() == AUTO
     module, fields = exams.load(exam, None if guesses else columns)
-    wanted = {Path(style).stem: prompts.resolve_style(style) for style in styles}
+    styles_by_name = {Path(style).stem: prompts.resolve_style(style) for style in styles}
     if format not in FORMATS:
         raise ConfigError(f"--format: {format!r} is unknown; known: {', '.join(FORMATS)}.")
     second = check_input(answers, "file of answers") if answers is not None else None
@@ -112,9 +112,10 @@ def preprocess(
             columns = exams.with_guesses(str(columns), raw_files[0].path)
             module, fields = exams.load(exam, columns)
         sources, known, others = exams.sort_out(raw_files, fields)
-        kept = [source.path for source in raw_files] + ([second] if second else [])
-        with write_together(Path(out), "preprocess", overwrite, kept) as claim:
-            job = _Job(module, wanted, FORMATS[format], claim, split)
+        protected = [source.path for source in raw_files] + ([second] if second else [])
+        # All outputs or none: what fails half way must not leave new questions beside the prompts of old ones.
+        with write_together(Path(out), "preprocess", overwrite, protected) as claim:
+            job = _Job(module, styles_by_name, FORMATS[format], claim, split)
             reports = {}
             for source in sources:
                 with _named_by_origin(source):
@@ -190,6 +191,7 @@ def _mark_groups(path: Path, name: str, cases: Cases) -> None:
     """Give the questions of one case the same facet `group`."""
     if not (shared := cases.shared()):
         return
+    # Which questions share a case is known only after the last of them, when all lines are written.
     marked = path.with_name(path.name + ".marked")
     with path.open(encoding="utf-8") as lines, _open(marked) as handle:
         for place, line in enumerate(lines):
@@ -207,6 +209,7 @@ def _write_parts(job: _Job, name: str, path: Path, split: Split) -> dict[str, in
         handles = {
             part: stack.enter_context(_open(job.claim(f"{name}.{part}.questions.jsonl"))) for part in split.shares
         }
+        # Lines and not records: whatever a later version adds to a question stays in its part.
         for part, line in zip(parts, stack.enter_context(path.open(encoding="utf-8")), strict=True):
             handles[part].write(line)
     return {part: parts.count(part) for part in split.shares}

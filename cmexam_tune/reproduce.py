@@ -108,6 +108,7 @@ def reproduce(
     out = Path(out)
     chosen = [entries.find(name) for name in names]
     entries.check_overrides(overrides, chosen)
+    # All of them before the first row runs: a row takes hours, and whoever starts ten of them goes home.
     missing = list(
         dict.fromkeys(
             text for entry in chosen for text in _missing_weights(entry, entries.own_overrides(overrides, entry))
@@ -179,17 +180,22 @@ def _units(entry: entries.Entry, out: Path, plan: Plan, data: Path, overrides: S
     places = [f"data.{split}={file}" for split, file in files.items()]
     trusted = tuple(word for word in overrides if word.partition("=")[0] in COMMAND_ONLY)
     for seed in plan.seeds if entry.trained else plan.seeds[:1]:
-        first = out / _key(entry) / f"seed{seed}"
+        # One training serves all settings, which only ask its model otherwise: their folders lie beside its own.
+        trained_folder = out / _key(entry) / f"seed{seed}"
         common = [*places, f"training.seed={seed}"]
         for setting in settings:
-            ask = entries.SETTINGS[setting]
-            folder = first if setting == "answer" else first.with_name(f"{first.name}-{setting}")
+            prompt_changes = entries.SETTINGS[setting]
+            folder = (
+                trained_folder if setting == "answer" else trained_folder.with_name(f"{trained_folder.name}-{setting}")
+            )
             # The user's own words come last: they win over what a setting or the explaining run changes.
-            changes = () if entry.trained else ask
-            config = load_config(entry.recipe, [*changes, *common, f"out={first / 'run'}", *overrides])
-            yield Unit(entry, folder, config, files["test"], ask if entry.trained else (), entry.trained, trusted)
+            changes = () if entry.trained else prompt_changes
+            config = load_config(entry.recipe, [*changes, *common, f"out={trained_folder / 'run'}", *overrides])
+            yield Unit(
+                entry, folder, config, files["test"], prompt_changes if entry.trained else (), entry.trained, trusted
+            )
         if entry.explain is not None:
-            folder = first.with_name(f"{first.name}-{reproduced_tables.EXPLAIN}")
+            folder = trained_folder.with_name(f"{trained_folder.name}-{reproduced_tables.EXPLAIN}")
             words = [*entry.explain, *common, f"out={folder / 'run'}", *overrides]
             yield Unit(entry, folder, load_config(entry.recipe, words), files["test"], trusted=trusted)
 

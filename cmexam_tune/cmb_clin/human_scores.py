@@ -114,6 +114,7 @@ def _book(rows: Sequence[Sequence[object]], rubric: Rubric) -> Any:
     for column, axis in enumerate(rubric.axes.values(), len(TEXTS) + 2):
         cell = sheet.cell(1, column)
         cell.comment = Comment("\n".join([axis.name, *(f"{n} {text}" for n, text in axis.levels.items())]), "rubric")
+    # Excel refuses to open a file with control characters or longer cells; a cut answer can still be judged.
     for row in rows:
         sheet.append([ILLEGAL_CHARACTERS_RE.sub("", v)[:MAX_CELL] if isinstance(v, str) else v for v in row])
     for line in sheet.iter_rows(min_row=2):
@@ -125,6 +126,7 @@ def _book(rows: Sequence[Sequence[object]], rubric: Rubric) -> Any:
         cell.font = Font(bold=True)
     for column, width in enumerate(WIDTHS, 1):
         sheet.column_dimensions[get_column_letter(column)].width = width
+    # A slip of the finger is refused while the judge still looks at the answer, not when the sheet is read back.
     rule = DataValidation("whole", formula1=str(LOW), formula2=str(HIGH), showErrorMessage=True)
     first, last = (get_column_letter(len(TEXTS) + 1 + place) for place in (1, len(rubric.axes)))
     rule.add(f"{first}2:{last}{len(rows) + 1}")

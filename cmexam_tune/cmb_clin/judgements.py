@@ -104,6 +104,7 @@ def agreements(judged: Sequence[Judged], axes: Sequence[str]) -> list[dict[str, 
                 a, b = [first_scores[key][axis] for key in common], [second_scores[key][axis] for key in common]
                 rows.append({"first": first, "second": second, "axis": axis, "n": len(common), **judge_agreement(a, b)})
             models = list(dict.fromkeys(model for model, _ in common))
+            # Two models stand in the same order or in the opposite one: 1 or -1 would look like a finding.
             if len(models) > 2:
                 order = [[_mean(side, common, model) for model in models] for side in (first_scores, second_scores)]
                 spearman = correlations(*order)["spearman"]

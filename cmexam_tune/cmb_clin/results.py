@@ -73,7 +73,7 @@ def temperatures(
         for first, second in combinations(sorted(by_temperature), 2):
             both = sorted(by_temperature[first].keys() & by_temperature[second].keys())
             ranked = [[by_temperature[temperature][model] for model in both] for temperature in (first, second)]
-            if len(both) > 2:
+            if len(both) > 2:  # of two, the order says nothing
                 spearman = correlations(*ranked)["spearman"]
                 rows.append({"judge": judge, "first": first, "second": second, "n": len(both), "spearman": spearman})
     return rows

@@ -150,6 +150,7 @@ def _check_words(rows: Sequence[_Row], names: Sequence[str], questions: Sequence
         for row, name in zip(rows, names, strict=True)
         if row.id is None and name in by_id and not row.repeats(by_id[name])
     ]
+    # Each look goes through the whole exam, and a file of other questions shows itself in its first rows.
     for row, name in unlike[:_PROBED]:
         other = next((question for question in questions if row.repeats(question)), None)
         if other is not None:
@@ -200,8 +201,10 @@ def _outputs(value: object, question: Question | None) -> list[str] | None:
     if not isinstance(value, list) or not value:
         return None if not isinstance(value, list) else [""]
     scores = [_log_likelihood(item) for item in value]
+    # Where lm-eval compared likelihoods there is one number for each option, and no text at all.
     if question is not None and len(scores) == len(question.options) and None not in scores:
         return [max(zip(scores, question.options, strict=True), key=lambda pair: pair[0] or 0.0)[1]]
+    # inspect_ai's content comes in parts; what was thought on the way is no part of the answer.
     if all(isinstance(item, dict) and item.get("type") in ("text", "reasoning") for item in value):
         return ["".join(str(item.get("text") or "") for item in value if item["type"] == "text")]
     nested = [_outputs(item, question) for item in value]

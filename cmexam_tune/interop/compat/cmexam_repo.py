@@ -47,8 +47,8 @@ class Script:
         """
         if self.recipe is None:
             return [_preprocess(_Translation(parse(words, list(self.flags)), self))]
-        known = [*self.flags, *self.ignored, *installed_versions.training(), *_aliases()]
-        line = _Translation(parse(words, known), self)
+        known_flags = [*self.flags, *self.ignored, *installed_versions.training(), *_aliases()]
+        line = _Translation(parse(words, known_flags), self)
         predict = self.predicts or line.asks("@predict")
         commands = []
         if line.asks("@train") if "@train" in line.special else not predict:
@@ -67,11 +67,11 @@ class Script:
         return "\n".join([head, *rows, *(["", recipe] if self.recipe else [])])
 
 
-def parse(argv: Sequence[str], known: Sequence[str]) -> dict[str, str]:
+def parse(argv: Sequence[str], known_flags: Sequence[str]) -> dict[str, str]:
     """Return flags and values of `--name value`, `--name=value` and bare `--name` (true); the last one counts.
 
     Raises:
-        ConfigError: a flag that is not `known`, or a value without a flag.
+        ConfigError: a flag that is not in `known_flags`, or a value without a flag.
     """
     flags: dict[str, str] = {}
     name = ""
@@ -80,8 +80,8 @@ def parse(argv: Sequence[str], known: Sequence[str]) -> dict[str, str]:
             name, equals, value = word[2:].replace("-", "_").partition("=")
             if equals:
                 value = word.partition("=")[2]
-            if name not in known:
-                raise ConfigError(f"--{name}: unknown flag{suggest(name, known)}.")
+            if name not in known_flags:
+                raise ConfigError(f"--{name}: unknown flag{suggest(name, known_flags)}.")
             flags[name] = value if equals else "true"
             name = "" if equals else name
         elif name:
@@ -94,19 +94,20 @@ def parse(argv: Sequence[str], known: Sequence[str]) -> dict[str, str]:
 class _Translation:
     """One command line: config overrides, the values of the special (@) targets, and what must be done before."""
 
-    def __init__(self, given: Flags, script: Script) -> None:
+    def __init__(self, flags: Flags, script: Script) -> None:
         self.overrides: list[str] = []
         self.special: dict[str, str] = {}
         self.preparations: list[Command] = []
-        for name, value in given.items():
+        for name, value in flags.items():
             if name in script.ignored:
                 cli.note(f"note: --{name}: {script.ignored[name]}")
                 continue
             value = _available(name, VALUES.get(value, value))
             for target in script.flags.get(name, f"training.{name}").split():
                 self._set(target, value)
-        if "@accumulation" in self.special or "per_device_train_batch_size" in given:
-            questions = _count("per_device_train_batch_size", given.get("per_device_train_batch_size", "8"))
+        if "@accumulation" in self.special or "per_device_train_batch_size" in flags:
+            # Their scripts count a step in micro-batches of one card, our recipes in questions over all of them.
+            questions = _count("per_device_train_batch_size", flags.get("per_device_train_batch_size", "8"))
             questions *= _count("gradient_accumulation_steps", self.special.pop("@accumulation", "1"))
             self.overrides.append(f"training.global_batch_size={questions}")
 

@@ -97,6 +97,7 @@ def _join(opened: Sequence[runs.Run], out: Path) -> None:
     for name in adapters[0]:
         factors = [adapter[name].float() for adapter in adapters]
         if name.rpartition("lora_")[2].startswith(("A", "embedding_A")):
+            # A alone is scaled: in the product BA each run then has its weight once.
             joined[name] = torch.cat([a * scale for a, scale in zip(factors, scales, strict=True)], dim=0)
         else:
             joined[name] = torch.cat(factors, dim=1)

@@ -58,6 +58,7 @@ def push(folder: Path, repository: str, *, public: bool) -> str:
             repo_id=repository,
             folder_path=folder,
             commit_message="Exported with cmexam_tune",
+            # The mark by which this program knows its own folders (`files.MARKER`) means nothing to others.
             ignore_patterns=[".*", "**/.*"],
         )
     except (http_errors, OSError, ValueError) as error:

@@ -57,6 +57,8 @@ def written(config: Config, loaded: Loaded) -> Modelfile | str | None:
     system = codec.template.system if config.prompt.system is None else config.prompt.system
     form = codec.template.render(Dialogue(PROMPT, system=""))
     if codec.template.system is not None:
+        # Ollama puts nothing for a system text that is not there. Templates that write words around it have to leave
+        # those out as well, which only a condition in Go's language can say.
         whole = codec.template.render(Dialogue(PROMPT, system=SYSTEM))
         keeps_place = whole.replace(SYSTEM, "") == form
         form = whole if keeps_place else f"{{{{ if .System }}}}{whole.removesuffix(form)}{{{{ end }}}}{form}"

@@ -133,6 +133,8 @@ def derive(
     Raises:
         DataError: predictions and questions do not match.
     """
+    # Scored with the texts and without: only where the two differ does the folder have to say what was read, and
+    # everything else in it can be recomputed by somebody who has no licence for the exam.
     stand_ins = [question.stand_in() for question in sealed]
     needed: dict[str, dict[str, Any]] = {}
     scores: dict[str, Scores] = {}
@@ -166,6 +168,7 @@ def derive(
 
 def _about(head: SealHeader, metadata: PredictionMetadata, n: int) -> shared_records.About:
     who = identity.identify(metadata, head.questions, n, STANDARD, head.date)
+    # What other folders do not have in common with this one. Not the scores: they have to come out of it again.
     apart = (head.name, head.date, head.questions_sha256, head.predictions_sha256)
     digest = hashlib.sha256("\n".join(apart).encode()).digest()
     return shared_records.About(head.name, who, metadata, head.questions_sha256, digest, head.code, head.benchmark)

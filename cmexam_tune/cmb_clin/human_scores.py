@@ -82,7 +82,7 @@ def export(
 def _draw(
     predictions: Mapping[str, Sequence[Prediction]], keys: set[str], sample: int | None, dice: random.Random
 ) -> list[tuple[str, Prediction]]:
-    """Return (model, answer) in random order, the same number of each model as far as it goes."""
+    """Return (model, answer) in random order, the same number of each model as long as it has any left."""
     shuffled = {}
     for model, answers in predictions.items():
         shuffled[model] = [answer for answer in answers if answer.question_id in keys and answer.finish != "error"]
@@ -184,7 +184,7 @@ def read(
 
 
 def _key_of(path: Path, answered: Mapping[str, Collection[str]]) -> dict[int, SheetRow]:
-    """Return row -> whose answer it is."""
+    """Return number of a row -> model and turn of its answer."""
     keys = [key for key in sorted(path.parent.glob("*.xlsx.key.json")) if path.name.startswith(key.name[:-14])]
     if not keys:
         raise UserError(f"{path}: no {key_path(path).name} beside it, which says whose answers these are.")

@@ -35,7 +35,7 @@ class JudgingTask:
 def judge_missing(
     file: ResumableFile, task: JudgingTask, open_judge: Callable[[], TextEngine], batch_size: int
 ) -> None:
-    """Judge the answers that the open file lacks, and put it in the order of the cases."""
+    """Judge the answers that the open file lacks, and sort it by the cases."""
     run_missing(
         file,
         task.keys,

@@ -33,7 +33,7 @@ SAVE_EVERY = 30.0
 
 
 def prompt_builder(config: Config, questions: Sequence[Question]) -> PromptBuilder:
-    """Return how the questions of a file are put, with the pool of examples if there are to be any.
+    """Return the prompt builder for the questions of a file, with its pool of examples and its passages.
 
     Raises:
         UserError: no or unusable files of examples.
@@ -160,7 +160,7 @@ def _usage_noted(file: ResumableFile, usage: Usage | None, records: Iterable[T])
                 saved = time.monotonic()
                 file.save_result()
     finally:
-        # The first record is drawn before `begin`: a failure there leaves the old note as it is.
+        # The first record is drawn before `start`: a failure there leaves the old note as it is.
         if usage.requests and file.started:
             file.save_result()
             cli.note(_in_a_line(usage))
@@ -178,7 +178,7 @@ def _in_a_line(usage: Usage) -> str:
 
 
 def prompt_cost(request: PromptRequest) -> tuple[object, ...]:
-    """Return by what batches are put together: shared examples, then length."""
+    """Return the key by which requests are sorted into batches: shared examples first, then length."""
     return request.examples, len(request.render(request.question))
 
 

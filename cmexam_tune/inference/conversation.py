@@ -61,7 +61,7 @@ def _check_length(decoder: Any, request: prompts.PromptRequest) -> None:
 
 
 def remembers(config: Config, loaded: Loaded) -> bool:
-    """Return whether the model's template has a form for earlier turns; else every message stands for itself."""
+    """Return whether the model's template can render earlier turns; if not, each message is asked by itself."""
     return bool(_decoder(config, loaded).codec.remembers)
 
 
@@ -107,7 +107,7 @@ def to_request(
 
 
 def in_style(text: str, style: str | prompts.Style) -> str:
-    """Return an exam question in the words of a style, and any other text as it is."""
+    """Return an exam question in the words of a style, and any other text unchanged."""
     start = re.search(r"^\s*[(（]?[AaＡａ][\s.．、:：)）]", text, re.MULTILINE)
     if start is None or not text[: start.start()].strip():
         return text

@@ -20,7 +20,7 @@ TOLERANCE = 0.01
 
 
 def merged(loaded: Loaded) -> Loaded | None:
-    """Return the model with its LoRA matrices added to the weights; one that has none, or 4-bit weights, as it is.
+    """Return the model with its LoRA matrices merged; without any, or with 4-bit weights, it is unchanged.
 
     Beside every matrix the unmerged forward pass runs three more, and decoding waits for the host. In half precision
     small updates can get lost in the rounding of the sum: the probabilities of a probe are compared once, and where

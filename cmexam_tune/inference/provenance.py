@@ -34,7 +34,7 @@ def provenance(
 
 
 def of_model(config: Config, run: Path | None) -> dict[str, object]:
-    """Return what outputs of a model come from, whatever it was asked."""
+    """Return the provenance of a model's outputs without that of the questions."""
     model = config.model
     return {
         "config": config.to_dict(),

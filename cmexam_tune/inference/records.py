@@ -21,7 +21,7 @@ FAILED = "error"
 
 @dataclass(frozen=True)
 class Record:
-    """What every line holds, whatever else it does."""
+    """The fields that every line has in common."""
 
     question_id: str
     text: str
@@ -44,7 +44,7 @@ class Result:
 
 @dataclass(frozen=True)
 class PredictionsNote:
-    """What `begin` writes, as far as a later run needs it."""
+    """The part of the note beside a file that a later run reads."""
 
     versions: Mapping[str, object]
     config: Mapping[str, object] = field(default_factory=dict)
@@ -59,7 +59,7 @@ def meta_path(out: str | Path) -> Path:
 class ResumableFile:
     """Records at `path`, one JSON object a line with its key in `question_id`; use it as a context manager.
 
-    Entering looks at what is there and changes nothing, so that a wrong path or setting costs no old file; `begin`
+    Entering looks at what is there and changes nothing, so that a wrong path or setting costs no old file; `start`
     makes the file ready for `append`. One prediction at a time may have it open. Several processes of one prediction
     append to parts of their own, which the first one joins; all of them enter, begin and finish together.
     """
@@ -101,7 +101,7 @@ class ResumableFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the file and let others have it."""
+        """Close the file and release its lock."""
         if self._handle is not None:
             self._handle.close()
             self._handle = None
@@ -238,7 +238,7 @@ class ResumableFile:
             part.unlink()
 
     def save_result(self) -> None:
-        """Put `result` as it is now into the note; only between `begin` and `finish`."""
+        """Save the current `result` in the note; only between `start` and `finish`."""
         if self.processes.first:
             self._write_note()
 
@@ -276,7 +276,7 @@ def parse_record(line: bytes, where: str) -> Record:
 
 
 def _read_note(path: Path) -> dict[str, Any] | None:
-    """Return what `begin` wrote, or None where there is nothing.
+    """Return the note that `start` wrote, or None if there is none.
 
     Raises:
         UserError: the file was written by something else.

@@ -49,7 +49,7 @@ class Shard:
         return f"{self.number}/{self.count}"
 
     def holds(self, key: str) -> bool:
-        """Return whether a question or case belongs to this shard, whatever else is in its file."""
+        """Return whether a question or case belongs to this shard; it depends on its id alone."""
         checksum = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big")
         return checksum % self.count == self.number - 1
 
@@ -95,7 +95,7 @@ def join_shards(file: ResumableFile, owners: Mapping[str, str]) -> None:
 
 
 def _add_results(file: ResumableFile, results: Sequence[Mapping[str, Any]]) -> None:
-    """Put into the note of the whole file what the shards' notes say of how they were answered."""
+    """Copy decoding and use of a server from the shards' results into the note of the whole file."""
     kinds = [result["decoding"] for result in results if "decoding" in result]
     if any(kind != kinds[0] for kind in kinds):
         cli.note(f"warning: the shards of {file.path} were not answered alike; see {DECODING} in the notes:")

@@ -117,7 +117,7 @@ def units_of(total: int, size: int, count: int) -> Iterator[tuple[int, int]]:
 
 
 class SharedQueue(Generic[T]):
-    """Lists of items, each for the process that asks for it first: one whose answers are long asks less often."""
+    """Lists of items, handed to whichever process asks first: one with long answers asks less often."""
 
     def __init__(self, units: Sequence[list[T]], rank: int = 0, count: int = 1, store: Any = None) -> None:
         """Take the lists, who asks, and the store in which processes count; None: there is one process."""

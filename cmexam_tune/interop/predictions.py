@@ -62,7 +62,7 @@ class _Row:
         return next((place for place in places if isinstance(place, int) and not isinstance(place, bool)), None)
 
     def repeats(self, question: Question) -> bool:
-        """Return whether stem and options are among the words that the tool asked, whatever blanks it put there."""
+        """Return whether stem and options occur in the prompt that the tool recorded, ignoring white space."""
         return all(_squeezed(words) in self.prompt for words in (question.stem, *question.options.values()))
 
     @cached_property

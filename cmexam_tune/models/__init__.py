@@ -25,5 +25,5 @@ class Loaded(NamedTuple):
 
     @classmethod
     def nothing(cls) -> "Loaded":
-        """Return what a family loads whose model is elsewhere; never moved to a device."""
+        """Return what stands for a model that runs elsewhere; it is never moved to a device."""
         return cls(None, None)  # type: ignore[arg-type]

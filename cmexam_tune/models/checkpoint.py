@@ -65,7 +65,7 @@ class Checkpoint:
 
     @functools.cached_property
     def raw_config(self) -> dict[str, Any]:
-        """Its config.json as it is, or what a GGUF file has in its place.
+        """The unmodified config.json, or its equivalent in a GGUF file.
 
         Raises:
             UserError: a folder that holds no model, or a name that the hub does not know.
@@ -280,7 +280,7 @@ def _read_shapes(auto: Any, model: ModelConfig, config: PreTrainedConfig) -> Pre
 
 
 def _with_attention(model: ModelConfig, make: Callable[..., Made]) -> Made:
-    """Call `make` with the config's attention, or `eager` for a checkpoint whose own Python has no other.
+    """Call `make` with the config's attention, or with `eager` if the checkpoint's own Python supports nothing else.
 
     What suits the card is set afterwards: a class is asked only for attention that it knows whether it has.
     """

@@ -148,7 +148,7 @@ class Engine(Protocol):
         """What was sent and received so far; None for a model in this process."""
 
     def effective_generation_config(self) -> dict[str, object]:
-        """Return how answers are made, whatever decided it, as JSON holds it: for the note beside the predictions."""
+        """Return the decoding settings that apply, as JSON values for the note beside the predictions."""
 
     def answer(self, requests: Sequence[PromptRequest]) -> Iterator[Completion]:
         """Yield one completion for each request in the way that `generation.mode` names, in an order of its choice.

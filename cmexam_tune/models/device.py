@@ -43,7 +43,7 @@ def count() -> int:
 
 
 def place() -> torch.device:
-    """Return where this process's model stands: its own card where there are any.
+    """Return the device of this process's model: its own card if there are any.
 
     That becomes the current one: what a library puts on "the" card, such as adapters and contexts, would else lie on
     the first card for every process.
@@ -56,7 +56,7 @@ def place() -> torch.device:
 
 
 def name() -> str:
-    """Return what the card is called; CPU without one."""
+    """Return the name of the card, or `CPU` without one."""
     return str(_module().get_device_name()) if is_accelerated() else "CPU"
 
 

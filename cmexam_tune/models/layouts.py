@@ -76,7 +76,7 @@ class Layout:
         return name
 
     def names(self, name: str) -> list[str]:
-        """Return what `name`, of a module of the checkpoint or the end of its name, is called here."""
+        """Return the names here of the modules that the checkpoint calls `name`, which may be the end of a name."""
         matching = [
             transform
             for transform in self.transforms
@@ -247,7 +247,7 @@ def write(model: PreTrainedModel | PeftModel, state: Mapping[str, torch.Tensor])
 
 
 def default_targets(model: PreTrainedModel, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return what the checkpoint calls the modules whose names end in `names` here; what is not here stays."""
+    """Return the checkpoint's names of the modules whose names end in `names` here, or `names` if there are none."""
     layout = of(model)
     if layout is None:
         return names

@@ -169,7 +169,7 @@ def check(config: Config, objective: objectives.Objective, card: "Card", model: 
 
 
 def check_kernels(training: TrainingConfig, model: PreTrainedModel) -> None:
-    """Refuse Liger for a kind of model that it has no kernels for: it would change nothing, and say so in its log only.
+    """Refuse Liger for a model type that it has no kernels for: it would do nothing, and say so in its log only.
 
     Raises:
         ConfigError: such a model.
@@ -238,7 +238,7 @@ class Card:
 
     @classmethod
     def named(cls, name: str) -> "Card":
-        """Return a known card, whatever this machine has.
+        """Return a card of `CARDS`, which need not be in this machine.
 
         Raises:
             ConfigError: it is not known.
@@ -370,7 +370,7 @@ def fit_deepspeed(arguments: TrainingArguments, model: torch.nn.Module) -> None:
 
 
 def bucket_size(trained: int) -> int:
-    """Return the numbers in a bucket of ZeRO-2 for so many trained parameters; DeepSpeed refuses odd sizes."""
+    """Return the size of a ZeRO-2 bucket, in numbers, for `trained` parameters; DeepSpeed refuses odd sizes."""
     return min(max(trained + trained % 2, 2**16), MAX_BUCKET)
 
 

@@ -84,7 +84,7 @@ class JsonlLog(TrainerCallback):
 
 
 def is_broken(value: object) -> bool:
-    """Return whether something is no finite number though it is a float."""
+    """Return whether a value is NaN or infinite."""
     return isinstance(value, float) and not math.isfinite(value)
 
 

@@ -255,7 +255,7 @@ def verdict(config: Config, needed: Mapping[str, int], card: arguments.Card) -> 
 
 
 def remedies(config: Config, card: arguments.Card) -> str:
-    """Return the settings that make a training need less memory, of those that it has not got yet."""
+    """Return the settings that would lower the memory of a training and are not set yet."""
     training, stage = config.training, stage_of(config)
     micro, each = training.micro_batch, training.micro_batch * training.accumulation
     smaller = next((size for size in range(micro // 2, 0, -1) if each % size == 0), 1)
@@ -277,7 +277,7 @@ def remedies(config: Config, card: arguments.Card) -> str:
 
 
 def out_of_memory(config: Config, model: object, data: TrainingData, world: int, error: BaseException) -> str:
-    """Return the message for a training that met the end of its card's memory: numbers, and what to change."""
+    """Return the message for a training that ran out of its card's memory: numbers, and what to change."""
     card, stage = arguments.Card.here(), stage_of(config)
     foreseen = ""
     # Of weights that are in 4 bits, or shared out, only a part can be counted here.

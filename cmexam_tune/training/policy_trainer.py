@@ -109,7 +109,7 @@ class PolicyTrainer(TRLTrainer, GRPOTrainer):  # type: ignore[misc]
         return written
 
     def sync_weights(self) -> None:
-        """Give the server the adapter as it is now; TRL calls this before the first generation after a step."""
+        """Send the server the current adapter; TRL calls this before the first generation after a step."""
         assert self.server is not None
         state = self.state_dict_on_rank0()
         if self.args.process_index == 0:
@@ -165,7 +165,7 @@ class PolicyTrainer(TRLTrainer, GRPOTrainer):  # type: ignore[misc]
         return term
 
     def _generate_and_score_completions(self, inputs: list[dict[str, str]]) -> dict[str, object]:
-        """Let groups teach nothing whose outputs are all right or all wrong, and measure what is told.
+        """Zero the advantages of groups whose outputs are all right or all wrong, and collect metrics for the log.
 
         Whatever the other terms say: of a group that is all wrong only the differences of form would be learnt, at full
         size where advantages are scaled.

@@ -81,7 +81,7 @@ class SafeTrainer(Trainer):
         return f"loss {self.last_loss:.4f}" + (f" ({skipped} steps skipped)" if skipped else "")
 
     def probe_logits(self) -> torch.Tensor:
-        """Return logits that an adapter which was saved and read back must give again, in float32.
+        """Return float32 logits that the adapter must reproduce once it has been saved and read back.
 
         Not under ZeRO-3, where one process cannot run a forward pass by itself.
         """
@@ -92,7 +92,7 @@ class SafeTrainer(Trainer):
         return math.nan
 
     def out_of_memory(self, error: BaseException) -> str:
-        """Return the message for a training that met the end of its card's memory."""
+        """Return the message for a training that ran out of its card's memory."""
         raise NotImplementedError
 
     def trained_share(self) -> str:

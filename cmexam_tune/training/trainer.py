@@ -215,5 +215,5 @@ class ExamTrainer(SafeTrainer):
         return self.data.sampler(0, self.args.world_size).padding()
 
     def out_of_memory(self, error: BaseException) -> str:
-        """Return the message for a training that met the end of its card's memory: numbers, and what to change."""
+        """Return the message for a training that ran out of its card's memory: numbers, and what to change."""
         return estimate.out_of_memory(self.config, self.unwrapped_model, self.data, self.args.world_size, error)

@@ -64,7 +64,7 @@ class TRLTrainer(SafeTrainer):
             return torch.as_tensor(model(input_ids=ids).logits[0, -1]).float()
 
     def out_of_memory(self, error: BaseException) -> str:
-        """Return the message for a training that met the end of its card's memory."""
+        """Return the message for a training that ran out of its card's memory."""
         return (
             f"the card's memory ran out ({first_line(error)}). Lower training.per_device_train_batch_size (and raise "
             "gradient_accumulation_steps), generation.batch_size, training.max_completion_length or "

@@ -51,7 +51,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """What is wanted of the model, by whatever protocol."""
+    """A request for text, in the form that all protocols share."""
 
     prompts: "Sequence[Prompt]"
     n: int = 1

@@ -229,7 +229,7 @@ class OpenAIRequest(ProtocolRequest):
 
 
 class ChatRequest(OpenAIRequest):
-    """A conversation, whose next message is wanted."""
+    """A conversation to be continued by its next message."""
 
     kind = "chat.completion"
     event_kind = "chat.completion.chunk"

@@ -25,7 +25,7 @@ SAME = ("family", "base", "base_adapter", "template", "system", "style", "tokeni
 
 
 def check(folders: Sequence[str | Path], overrides: Sequence[str] = ()) -> None:
-    """Refuse runs whose mean would be no model.
+    """Refuse runs whose adapters have no exact mean.
 
     Raises:
         UserError: fewer than two runs, one of them twice, unfinished or not plain LoRA of a decoder, or runs that
@@ -42,7 +42,7 @@ def check(folders: Sequence[str | Path], overrides: Sequence[str] = ()) -> None:
 
 
 def _facts(run: runs.Run) -> dict[str, object]:
-    """Return what runs have to agree in."""
+    """Return the settings that averaged runs must have in common."""
     config = run.config
     family, method = runs.parts(config)
     if not method.averages or family.task != "generate":

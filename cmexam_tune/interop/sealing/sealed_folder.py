@@ -67,7 +67,7 @@ class SealedQuestion:
         return cls(question.id, digest, question.answer, letters, len(question.stem), question.kind, question.facets)
 
     def stand_in(self) -> Question:
-        """Return a question with the same letters and key, whose texts no output repeats."""
+        """Return a question with the same letters and key, and texts that no output can contain."""
         options = {letter: _NOWHERE + letter for letter in self.letters}
         stem = _NOWHERE * max(self.length, 1)
         return Question(self.id, stem, options, self.answer, None, self.kind, self.facets)

@@ -44,7 +44,7 @@ class About:
 
     @property
     def model(self) -> str:
-        """The model's name, as far as it is known."""
+        """The name of the model, or of the system if it is unknown."""
         return self.identity.model or self.name
 
     @property

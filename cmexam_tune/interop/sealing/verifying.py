@@ -127,7 +127,7 @@ def _checksums(folder: Path) -> Iterator[str]:
 
 
 def _other_questions(sealed: Sequence[SealedQuestion], exam: Sequence[Question]) -> str:
-    """Return how the questions that were given differ from the sealed ones, empty where they do not."""
+    """Return how the given questions differ from the sealed ones; empty if they are the same."""
     exam_by_id = {question.id: SealedQuestion.of(question) for question in exam}
     ids = [item.id for item in sealed]
     if list(exam_by_id) != ids:

@@ -24,7 +24,7 @@ __all__ = ["ElsewhereModel", "ServedModel", "load"]
 
 @dataclass(frozen=True)
 class ElsewhereModel:
-    """What stands where a loaded model does (`Loaded.model`)."""
+    """Takes the place of a loaded model (`Loaded.model`)."""
 
     server: EngineServer
     positions: int | None

@@ -285,7 +285,7 @@ class ServedModel(PromptTokens, Remote):
 
 
 def _by_token(completion: Completion, node: AnswerTrie) -> dict[int, float] | None:
-    """Return child of a place -> log-probability, None if not all of them were told."""
+    """Return token of a child -> log-probability; None if the server did not report any of them."""
     if completion.finish == "error" or not completion.logprobs:
         return None
     logprob_of = dict(completion.logprobs[0].top)

@@ -116,7 +116,7 @@ class Llama(Writer):
         return released.whole_formats(checkpoint.Checkpoint(model).config())
 
     def engine(self, loaded: Loaded, config: Config) -> TextEngine:
-        """Return what lets the model write, in this process or at a server."""
+        """Return the engine that generates text with the model, in this process or at a server."""
         codec = self.codec(loaded.tokenizer, config.prompt, config.model)
         elsewhere: Any = loaded.model
         return (ServedModel if isinstance(elsewhere, ElsewhereModel) else Decoder)(codec, loaded, config)

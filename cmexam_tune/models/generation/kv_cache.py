@@ -64,7 +64,7 @@ class PrefixCache(DynamicCache):
 
 
 def rows_that_fit(model: Any, tokens: int, copies: int = 1) -> int | None:
-    """Return how many rows of so many tokens the card's free memory carries, a power of 2; None: there is no card.
+    """Return how many rows of `tokens` tokens fit the card's free memory, a power of 2; None without a card.
 
     A token's keys and values of all layers are kept; of a prompt also one layer's activations, about 12 vectors of the
     hidden size and 4 of the intermediate one, and of each row the last logits, three times in float32.
@@ -93,7 +93,7 @@ def empty(model: Any) -> DynamicCache:
 
 
 def keeps_all(cache: DynamicCache) -> bool:
-    """Return whether every layer keeps all keys; one with a window or a state of its own depends on what follows."""
+    """Return whether every layer keeps all keys; a sliding window or a recurrent state would depend on what follows."""
     return all(type(layer) in (DynamicLayer, PrefixLayer) for layer in cache.layers)
 
 

@@ -36,7 +36,7 @@ class Item:
 
     @property
     def row(self) -> Ids:
-        """The ids that the model goes on from."""
+        """The ids that the model continues."""
         return self.ids + self.lead
 
     @property

@@ -52,7 +52,7 @@ class QuestionFiles:
         return bool(self.paths)
 
     def checksum(self) -> str:
-        """Return a checksum of what is yielded: the files' content and order, the limit, the order of the options."""
+        """Return a checksum of what decides the questions: files, their order, limit, order of the options."""
         parts = [*(files.sha256(path) for path in self.paths), str(self.limit), str(self.shuffle_seed)]
         return hashlib.sha256(" ".join(parts).encode()).hexdigest()
 

@@ -73,7 +73,7 @@ class Mixture:
         return [max(1, round(w * size)) if size else 0 for w, size in zip(self.weights, sizes, strict=True)]
 
     def shown(self, epoch: int) -> list[int]:
-        """Return the questions of an epoch from 0, file by file; one stands there as often as it is shown."""
+        """Return the questions of an epoch (from 0), file by file, each as often as it is shown."""
         indices: list[int] = []
         for number, count in enumerate(self.counts()):
             members = [i for i, source in enumerate(self.sources) if source == number]
@@ -142,7 +142,7 @@ def spread(step: Sequence[int], lengths: Sequence[int], layout: StepLayout, worl
 
 
 def _bounds(count: int, parts: int) -> list[int]:
-    """Return where each of so many equal parts begins, and where the last one ends."""
+    """Return the start of each of `parts` equal parts, and the end of the last one."""
     small, extra = divmod(count, parts)
     return [part * small + min(part, extra) for part in range(parts + 1)]
 

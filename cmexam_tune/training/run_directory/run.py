@@ -153,7 +153,7 @@ def reports(path: Path) -> list[Path]:
 
 
 def is_about(report: Mapping[str, object], path: Path) -> bool:
-    """Return whether a report is of the run in this folder: one of another run may have been put there."""
+    """Return whether a report is about the run in this folder; reports of other runs may lie there as well."""
     identity = report.get("identity")
     scored = identity.get("adapter") if isinstance(identity, dict) else None
     parts, run_parts = Path(scored).parts[-2:] if isinstance(scored, str) else (), path.resolve().parts

@@ -46,7 +46,7 @@ EFFECTIVE_BATCH = "training.per_device_train_batch_size x gradient_accumulation_
 
 
 def backup_path(path: Path) -> Path:
-    """Return where the run of `path` waits while the one that replaces it has not taken a step."""
+    """Return where the old run of `path` is kept until its replacement has taken a step."""
     return path.with_name(f".{path.name}.replaced")
 
 
@@ -167,7 +167,7 @@ def _experiment(config: Config) -> dict[str, object]:
 
 
 def restore_backup(path: Path) -> None:
-    """Put a run back whose replacement was killed before its first step; on the first process only.
+    """Restore a run whose replacement was killed before its first step; on the first process only.
 
     Raises:
         UserError: another training writes there.
@@ -179,7 +179,7 @@ def restore_backup(path: Path) -> None:
 
 @contextlib.contextmanager
 def acquire_run(run: runs.Run, *, overwrite: bool, device: str, processes: int) -> Iterator[Callable[[], None]]:
-    """Hold the folder of a run that starts or goes on; on the first process only.
+    """Lock the folder of a run that starts or resumes; on the first process only.
 
     Args:
         run: whose folder is taken.
@@ -188,7 +188,7 @@ def acquire_run(run: runs.Run, *, overwrite: bool, device: str, processes: int) 
         processes: how many train, for environment.json.
 
     Yields:
-        What is to be called after the first step: it deletes the backup of the run that is replaced.
+        A function to be called after the first step, which deletes the backup of the run that is replaced.
 
     Raises:
         UserError: another training writes there.

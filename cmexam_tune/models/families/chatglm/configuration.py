@@ -207,7 +207,7 @@ def find_file(folder: str | Path, file: str, revision: str | None = None) -> Pat
 
 
 def read_values(folder: str | Path, file: str = "config.json", revision: str | None = None) -> dict[str, Any]:
-    """Return a JSON file of the checkpoint as it is; empty where there is none.
+    """Return an unmodified JSON file of the checkpoint; empty if there is none.
 
     Raises:
         UserError: it is not JSON.

@@ -103,7 +103,7 @@ class Client:
                 )
 
     def _first(self, remaining: Iterator[tuple[PromptRequest, Body]]) -> list[Completion]:
-        """Return what came up to the first good reply: where there is none, the caller has written nothing yet."""
+        """Return the completions up to the first that succeeds: a wrong address fails before anything is written."""
         completions: list[Completion] = []
         while not self._proven and (request := next(remaining, None)) is not None:
             completions.append(self.ask(*request))
@@ -135,7 +135,7 @@ class Client:
                 future.cancel()
 
     def ask(self, request: PromptRequest, body: Body) -> Completion:
-        """Send one request and wait for what comes; one that fails for good has `finish` error.
+        """Send one request and wait for its completion; after the last failed attempt its `finish` is `error`.
 
         Raises:
             UserError: wrong key, model or address.

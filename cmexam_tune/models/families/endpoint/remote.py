@@ -75,7 +75,7 @@ class Remote:
 
     @property
     def chats(self) -> bool:
-        """Whether messages are sent, so that prompts are the server's; else a prompt is sent as it is."""
+        """Whether messages are sent and the server applies its template; otherwise the finished prompt is sent."""
         return self._template is None
 
     def effective_generation_config(self) -> dict[str, object]:
@@ -194,14 +194,14 @@ class Remote:
         return words, head[len(words) :]
 
     def _chosen(self, completion: Completion, letters: str | None) -> Completion:
-        """Return the choice that a server's text stands for, in the style's words; a failed request as it is."""
+        """Return the completion in the style's words for the choice that the server made; failures are unchanged."""
         if completion.finish == "error":
             return completion
         text = completion.text if letters is None else "".join(self._head(completion.request.question)) + letters
         return replace(completion, text=text, finish=None, letters=letters)
 
     def _forces_words(self, first: PromptRequest, otherwise: str) -> bool:
-        """Return whether the server goes on behind words put into the model's mouth; if not, say so.
+        """Return whether the server continues a prefilled assistant message; note it if not.
 
         A server that ignores the fields closes the words like any message and opens another one, so that the prompt
         is as long with the fields as without; one that knows them leaves both out.

@@ -101,7 +101,7 @@ def read(request: PromptRequest, content: bytes, secret: Secret, chat: bool) -> 
 
 
 def complaint(content: bytes, secret: Secret) -> str:
-    """Return the words of an error in one line, as far as OpenAI's form or FastAPI's has any; else all of it."""
+    """Return the message of an error in OpenAI's or FastAPI's format on one line, or the whole body in any other."""
     text = content.decode("utf-8", "replace")
     try:
         value = secret.clean(json.loads(text))

@@ -51,6 +51,7 @@ def json_schema() -> Schema:
     # A method with a dot is a module of the user's, whose settings nobody knows before it is imported.
     users_module = {"properties": {"method": {"pattern": r"\."}}, "required": ["method"]}
     sections["tuning"] = {"type": "object", "anyOf": [*methods.values(), users_module]}
+    # Editors know the names of other tools as well, and strike them through.
     for (section, old), new in ALIASES.items():
         for part in methods.values() if section == "tuning" else [sections[section]]:
             if known := part["properties"].get(new.partition(".")[2]):

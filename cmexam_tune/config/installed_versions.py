@@ -75,6 +75,7 @@ def generation() -> Mapping[str, object]:
     """Return the options of `transformers.GenerationConfig` with their annotations, which only its docstring gives."""
     body = _body("generation/configuration_utils.py", "GenerationConfig")
     narrowed, documented = get_type_hints(GenerationOptions, include_extras=True), _documented(body)
+    # Its parameters are `**kwargs`: the names that it takes out of them are the only list of its options.
     init = next(node for node in body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
     hints: dict[str, object] = {}
     for name in re.findall(r"kwargs\.pop\('([a-z]\w*)'", ast.unparse(init)):

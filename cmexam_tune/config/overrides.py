@@ -42,6 +42,7 @@ def parse_override(text: str) -> dict[str, object]:
     key, equals, raw = text.partition("=")
     if not equals or not key:
         raise ConfigError(f"{text!r}: an override is section.key=value, for example training.learning_rate=2e-4.")
+    # Python reads bytes of a command line that are not UTF-8 as lone surrogates, which no file could record.
     if not text.isprintable() and any("\ud800" <= character <= "\udfff" for character in text):
         raise ConfigError(f"{text!a}: not UTF-8, which every setting is.")
     value = raw if _is_text(key, raw) else _parse_value(raw, key)

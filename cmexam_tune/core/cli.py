@@ -31,6 +31,7 @@ from cmexam_tune.core.errors import TrainingStopped, UserError, first_line
 from cmexam_tune.core.variants import suggest
 
 Main = Callable[[Sequence[str]], int | None]
+# What shells report of a program that Ctrl-C ended: 128 and the number of SIGINT.
 INTERRUPTED = 130
 PR_SET_PDEATHSIG = 1
 """Of Linux's prctl(2): the signal to send to this process when its parent has ended."""
@@ -222,6 +223,7 @@ def _arguments(
     # A flag that takes several words also takes the overrides behind them: `--config A B generation.mode=likelihood`.
     for parameter in parameters:
         if isinstance(value := values.get(parameter.name), list):
+            # A file's name may hold an equals sign, too.
             overrides = [word for word in value if "=" in word and not Path(word).exists()]
             words += overrides
             values[parameter.name] = [word for word in value if word not in overrides]
@@ -237,7 +239,9 @@ class Parser(argparse.ArgumentParser):
         super().__init__(
             prog=f"cmexam-tune {name}",
             description=description,
+            # Examples are lines to be copied: nothing may be wrapped.
             formatter_class=argparse.RawDescriptionHelpFormatter,
+            # `--over` in somebody's script would become ambiguous with the next flag that begins so.
             allow_abbrev=False,
         )
         self._examples = epilog
@@ -330,6 +334,7 @@ def run(main: Callable[[Sequence[str]], int | None], argv: Sequence[str] | None 
 def _end_with_torchrun() -> None:
     """Let Linux ask this process to end when torchrun has, which leaves its workers behind if it is killed itself."""
     if "TORCHELASTIC_RUN_ID" in os.environ and sys.platform == "linux":
+        # Python has no prctl(2) of its own.
         import ctypes
 
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -36,6 +36,7 @@ def read_text(path: str | Path, what: str, limit: int) -> str:
     if (size := path.stat().st_size) > limit:
         raise DataError(f"{path}: {size:,} bytes, at most {limit:,} are read as one {what}. Is it the right file?")
     try:
+        # Editors on Windows put a byte-order mark in front.
         return path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not UTF-8 ({error.reason} at byte {error.start}). Save the file as UTF-8.") from None

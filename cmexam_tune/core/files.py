@@ -164,6 +164,7 @@ def atomic_write(path: str | Path, binary: bool = False) -> Iterator[IO[Any]]:
     """Open a file beside `path` for writing and rename it to `path` when the block ends without an error."""
     path = Path(path)
     with parents_of(path), part_of(path, folder=False) as part:
+        # The same bytes whatever the system's own line ends and encoding are: checksums of outputs are compared.
         with part.open("wb") if binary else part.open("w", encoding="utf-8", newline="\n") as handle:
             yield handle
             handle.flush()
@@ -276,6 +277,7 @@ def part_of(path: Path, folder: bool) -> Iterator[Path]:
         part = path.with_name(f"{_prefix(path)}{secrets.token_hex(4)}{PART}")
         part.mkdir() if folder else part.touch(exist_ok=False)
         descriptor = os.open(part, os.O_RDONLY)
+        # The kernel lets go of a lock when its process ends, whatever ended it; a file with a process id would stay.
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         if part.exists():  # else another process has swept it before it was locked
             break
@@ -336,6 +338,7 @@ def lock(path: str | Path) -> Iterator[None]:
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
+    # Two long names may begin with the same characters, which is all of them that a hidden name repeats.
     lock_path = path.with_name(f"{_prefix(path)}{hashlib.sha256(os.fsencode(path.name)).hexdigest()[:8]}.lock")
     while True:
         descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT, 0o666)

@@ -44,6 +44,7 @@ def read_objects(path: str | Path, *, unfinished: bool = False) -> Iterator[tupl
     """
     path = check(path)
     number = 0
+    # In bytes: a line that is not UTF-8 can then be named by its number.
     with path.open("rb") as handle:
         for number, raw in enumerate(handle, 1):
             if unfinished and not raw.endswith(b"\n"):

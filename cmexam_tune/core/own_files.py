@@ -41,7 +41,7 @@ class OwnFiles:
         if self.path.exists():
             try:
                 old_note = jsonl.read_one(self.path, Checksums, "note")
-            except UserError:
+            except UserError:  # broken: then nothing beside it is known to be ours
                 old_note = Checksums("")
             if old_note.program == program:
                 self.checksums = old_note.sha256

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 Label = TypeVar("Label", bound=str | float)
 RESAMPLES = 1000
+# Any number would do; a fixed one gives the same files the same interval.
 SEED = 20230605
 LEVEL = 0.95
 """Of every interval; a p-value is compared with what is left of 1."""
@@ -249,6 +250,7 @@ def by_cluster(rows: "Matrix", clusters: Sequence[str] | None) -> "Matrix":
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """Return p-values corrected for multiple comparisons (Holm 1979); each is then compared with the usual level."""
+    # From the smallest on, and never below the one before: a larger p-value must not become the smaller one.
     adjusted, least = [0.0] * len(p_values), 0.0
     for rank, i in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
         least = max(least, min(1.0, (len(p_values) - rank) * p_values[i]))

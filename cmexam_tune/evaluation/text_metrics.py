@@ -76,6 +76,7 @@ def tokenizer(unit: str | Tokenizer) -> Tokenizer:
             equal Chinese texts score 0 and two different ones that share "A" score 100).
     """
     if not isinstance(unit, str):
+        # Tried out, since a tokeniser that drops Chinese raises nothing and gives scores that look like scores.
         tokenized = "".join(unit(_PROBE))
         if lost := sorted({char for char in _PROBE if "一" <= char <= "鿿" and char not in tokenized}):
             raise ConfigError(
@@ -204,6 +205,7 @@ def matched(
 
 def _to_symbols(tokens: Sequence[str], symbols: dict[str, str]) -> str:
     """Return a string with one character for each token; `symbols` remembers which stands for which."""
+    # Characters are tokens already.
     if isinstance(tokens, str):
         return tokens
     first, gap = _SURROGATES

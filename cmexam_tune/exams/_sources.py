@@ -23,6 +23,7 @@ _BROKEN_ZIP = (
     *(NotImplementedError, RuntimeError, ValueError, EOFError, OSError),
 )
 """What zipfile lets through from damaged zips; a bad bzip2 stream is an OSError."""
+# What macOS adds to zips, and hidden files.
 _NOT_DATA = ("__MACOSX", ".")
 
 
@@ -100,6 +101,7 @@ def _in_zip(path: Path, folder: Path) -> list[RawFile]:
             members = [member for member in packed.infolist() if _wanted(member.filename) and member.file_size]
             if sum(member.file_size for member in members) > _LARGEST_ZIP:
                 raise UserError(f"{path}: unpacks to more than {_LARGEST_ZIP >> 30} GiB. Unpack it yourself.")
+            # `extract` takes `..` and absolute paths out of names: nothing is written outside of the folder.
             for member in members:
                 packed.extract(member, folder)
     except _BROKEN_ZIP as error:
@@ -138,6 +140,7 @@ def _hugging_face(repository: str, revision: str | None, patterns: list[str]) ->
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
+        # The commit that a branch is at now: the report names what was read, and not what is there later.
         pinned = HfApi().dataset_info(repository, revision=revision).sha
         folder = snapshot_download(repository, repo_type="dataset", revision=pinned, allow_patterns=patterns)
     except (HfHubHTTPError, HFValidationError) as error:

@@ -47,7 +47,7 @@ def read(path: Path) -> Iterator[tuple[int, Row]]:
 
 
 def _csv(path: Path) -> Iterator[Row]:
-    # Python's default refuses cells of more than 131,072 characters.
+    # Python's default refuses cells of more than 131,072 characters; the limit is one for the whole process.
     csv.field_size_limit(_LARGEST_FIELD)
     # Not utf-8-sig, whose decoder is written in Python: a tenth of the time of a large file.
     with path.open(encoding="utf-8", newline="") as handle:

@@ -114,9 +114,11 @@ class PromptBuilder:
         Raises:
             ConfigError: unknown style.
         """
+        # A Chinese character is about a token: passages leave at least half of the prompt to the question.
         self._context, self._room = config.context, config.max_source_length // 2
         self._retriever = RETRIEVERS[config.context.by](passages) if config.context else None
-        self._found: dict[str, list[Passage]] = {}
+        # Kept, since the orders of a question, and samples of it, are requested one by one.
+        self._passages_of: dict[str, list[Passage]] = {}
         self.style, self.order = resolve_style(config), config.option_order
         self._shots = Shots(pool, questions, self.style, config.shots, config.shots_seed) if config.shots else None
 
@@ -139,6 +141,6 @@ class PromptBuilder:
         """Return the passages that stand in front of a question, in any order of its options the same."""
         if self._retriever is None or self._context is None:
             return []
-        if question.id not in self._found:
-            self._found[question.id] = self._retriever.best(question, self._context.k)
-        return self._found[question.id]
+        if question.id not in self._passages_of:
+            self._passages_of[question.id] = self._retriever.best(question, self._context.k)
+        return self._passages_of[question.id]

@@ -160,8 +160,10 @@ def prompt(question: Question, style: str | Style) -> str:
         ConfigError: unknown style.
     """
     chosen = resolve_style(style)
+    # By what the exam prints and never by the answer: a prompt that depends on the answer gives it away.
     ask = dict(chosen.ask_by_kind).get(question.kind or "", chosen.ask)
     options = [(letter, text) for letter, text in question.options.items() if len(text) >= chosen.shortest_option]
+    # `format` puts the values in as they are: braces in a question are no fields.
     return ask.format(
         question=question.stem,
         options="\n".join(f"{letter} {text}" for letter, text in options),

@@ -102,6 +102,7 @@ def _share_out(
         by_stratum.setdefault(strata[group[0]], []).append(group)
     for stratum in sorted(by_stratum):
         members = by_stratum[stratum]
+        # The largest first, so that small groups fill what they leave. The sort keeps those of one size shuffled.
         rng.shuffle(members)
         members.sort(key=len, reverse=True)
         total, assigned = sum(map(len, members)), dict.fromkeys(shares, 0)

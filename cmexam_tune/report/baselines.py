@@ -25,11 +25,13 @@ def guess(name: str, questions: Sequence[Question], seed: int = 0) -> Iterator[P
     """
     if name not in NAMES:
         raise ValueError(f"{name!r} is no baseline; known: {', '.join(NAMES)}")
+    # A text as the seed, which Python hashes in the same way in every process, keeps the baselines' draws apart.
     generator = random.Random(f"{name}:{seed}")
     common = majority(questions)
     for question in questions:
         offered = "".join(question.options)
         if name == "uniform_subset":
+            # A number of as many bits as there are letters is a set of them; 0 is the empty one.
             bits = generator.randrange(1, 1 << len(offered))
             answer = "".join(sorted(letter for i, letter in enumerate(offered) if bits >> i & 1))
         else:
@@ -64,7 +66,10 @@ def expected(name: str, questions: Sequence[Question]) -> float | None:
 
 
 def simulated(name: str, questions: Sequence[Question], seeds: int = SEEDS) -> list[float]:
-    """Return the accuracy in percent of each of `seeds` runs of a baseline."""
+    """Return the accuracy in percent of each of `seeds` runs of a baseline.
+
+    `expected` says what guessing has on average; their spread says how far luck alone carries on so many questions.
+    """
     answered = [question for question in questions if question.answer]
     gold = [question.answer for question in answered]
     runs = []

@@ -59,6 +59,7 @@ class Calibration:
 
 def calibration(graded: Sequence[Graded]) -> Calibration | None:
     """Return how probabilities and results agree; None where no answer has a probability."""
+    # An unreadable output has no probability, nor has an answer that was not among those that the model scored.
     known = [
         (item, probability)
         for item in graded
@@ -107,6 +108,7 @@ def _by_chance(confidence: "NDArray[np.float64]", rows: "NDArray[np.float64]") -
     """
     import numpy as np
 
+    # The model's own probabilities as the truth: how large is the error of a perfectly calibrated one?
     dice, errors = np.random.default_rng(significance.SEED), []
     sums = rows.sum(0)[:2].reshape(-1)
     for _ in range(significance.RESAMPLES // DRAWN):

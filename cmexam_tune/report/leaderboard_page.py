@@ -86,6 +86,7 @@ class Board:
     """The best first."""
     published: Sequence[Published] = ()
 
+    # Cached: places, groups, the page and its JSON all ask, and 50 systems are 1,225 tests.
     @cached_property
     def pairs(self) -> tuple[RunPair, ...]:
         """Every two systems, in the order of the ranking."""

@@ -124,6 +124,7 @@ def index(runs: Runs, facets: Sequence[str], decompositions: Iterable[ScoreDecom
                 [place[item.question.facets.get(facet, "")] for item in first]
                 for facet, place in zip(facets, places, strict=True)
             ],
+            # A character for each question; JSON's true and false would take five times as much.
             "right": ["".join(str(int(item.correct)) for item in graded) for graded in runs.values()],
             "rougeL": [None if item.text is None else round(100 * item.text.rougeL.f, 1) for item in first],
             "conflicts": [i for i, item in enumerate(first) if conflicts(item)],
@@ -198,5 +199,5 @@ def _pack(value: object, count: int) -> object:
     if count <= PLAIN:
         return value
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    # A lone surrogate of a broken output is shown as a question mark.
+    # A lone surrogate of a broken output is shown as a question mark. Without a time the same report is the same file.
     return base64.b64encode(gzip.compress(text.encode("utf-8", "replace"), 6, mtime=0)).decode("ascii")

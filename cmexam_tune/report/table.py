@@ -28,6 +28,7 @@ _LATEX = str.maketrans(
 _MARKDOWN = str.maketrans({"<": "&lt;", ">": "&gt;"} | {character: f"\\{character}" for character in "\\`[]|"})
 _ENTITY = re.compile(r"&(?=#?\w+;)")
 """An ampersand that Markdown would read as the beginning of a character's name; others stand for themselves."""
+# A hyphen before a number that is neither a part of a word nor between the ends of an interval.
 _NEGATIVE = re.compile(r"(?<![\w-])-(?=[\d.])")
 
 
@@ -52,7 +53,10 @@ def _flat(text: str) -> str:
 
 
 class Text(str):
-    """Words of ours: English wherever a text is wanted, and their Chinese for the page, which has both languages."""
+    """Words of ours: English wherever a text is wanted, and their Chinese for the page, which has both languages.
+
+    A str, so that what prints a table on a terminal or in LaTeX need not know of languages at all.
+    """
 
     zh: str
 

@@ -81,6 +81,7 @@ def _caveats(row: Mapping[str, Any], cells: Mapping[str, Any]) -> str:
 
 
 def _numbers(row: Mapping[str, object]) -> dict[str, float]:
+    """Return the printed numbers of a row of the file, by the keys that report.json has for them."""
     numbers = {key: float(value) for key, value in row.items() if isinstance(value, int | float) and key != "name"}
     # CMB's average is the mean of its six categories; calling it accuracy would invite the wrong comparison.
     return {"accuracy_macro" if key == "average" and "physician" in row else key: v for key, v in numbers.items()}

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import re
 import threading
 import time
@@ -10,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+import pytest
 
 KEY = "sk-Very-Secret-123"
 
@@ -229,7 +232,11 @@ def serving(script: Script, delay: float = 0.0) -> Iterator[Server]:
     thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     try:
-        yield server
+        with pytest.MonkeyPatch.context() as environment:
+            # Clients of a server without TLS need no certificates, which take longer to read than the answers.
+            environment.delenv("SSL_CERT_FILE", raising=False)
+            environment.setenv("SSL_CERT_DIR", os.devnull)
+            yield server
     finally:
         http.shutdown()
         http.server_close()

@@ -114,7 +114,7 @@ def check_resumable(folder: Path, *, deepspeed: bool, trusted: bool) -> None:
             f"only with the same number. Start {manifest.processes}, or choose another out=... to begin anew."
         )
     # The secret is the first process's, who may be on another machine.
-    if deepspeed and not trusted and not processes.gather(rank == 0 and is_own(folder))[0]:
+    if deepspeed and not trusted and not processes.gather(rank == 0 and is_own(folder, manifest))[0]:
         raise UserError(
             f"{folder}: this DeepSpeed checkpoint was not written by you on this machine, and reading it can run code "
             "that was put into it. If you trust whoever wrote it, add --trust-checkpoint to the command."
@@ -138,11 +138,11 @@ def damage(folder: Path, rank: int = 0, world: int = 1) -> str | None:
     return None
 
 
-def is_own(folder: Path) -> bool:
+def is_own(folder: Path, manifest: Manifest) -> bool:
     """Return whether this user wrote a DeepSpeed checkpoint, and nobody has put another file into it since."""
-    manifest = Manifest.read(folder)
-    if manifest is None or not hmac.compare_digest(str(manifest.signature), manifest.signed()):
+    if not hmac.compare_digest(str(manifest.signature), manifest.signed()):
         return False
+    # Signed are the files that are named: one more would be read by DeepSpeed all the same.
     present = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     return present <= {*manifest.files, MANIFEST}
 

@@ -136,7 +136,7 @@ class Plan:
             "training": {
                 "global_batch_size": BATCH, "per_device_train_batch_size": BATCH, "packing": arm.packing,
                 "per_device_eval_batch_size": 8, "num_train_epochs": 1, "learning_rate": arm.rate, "seed": seed,
-                "lr_scheduler_type": "linear", "warmup_steps": 0.1, "logging_steps": 1, "save_steps": 4,
+                "lr_scheduler_type": "linear", "warmup_steps": 0.1, "logging_steps": 1, "save_steps": 0.1,
                 "eval_strategy": "epoch", "eval_on_start": True, "bf16": self.dtype == "bfloat16", "report_to": "none",
             },
             "generation": {"mode": "likelihood", "batch_size": 8},

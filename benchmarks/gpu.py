@@ -148,7 +148,8 @@ def reason_to_skip(check, job):
     from cmexam_tune.training import arguments
 
     cpu = job["device"] == "cpu"
-    if check.needs and importlib.util.find_spec(check.needs) is None and PYTHON_WITH.get(check.needs) not in os.environ:
+    elsewhere = os.environ.get(PYTHON_WITH.get(check.needs, ""))
+    if check.needs and importlib.util.find_spec(check.needs) is None and elsewhere is None:
         return f"{check.needs} is not installed"
     if check.card and cpu and not job["named"]:
         return "only on a card, or when --only names it"

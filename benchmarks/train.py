@@ -54,13 +54,14 @@ def recipe(job):
 
 
 def ready(job):
-    """Model with LoRA, arguments and encoded rows: what every side starts from."""
+    """The training task, a model with LoRA, and the encoded rows: what every side starts from."""
     import torch
 
     from cmexam_tune.models.families import Loaded
     from cmexam_tune.training import arguments, objectives
     from cmexam_tune.training.data.questions import question_files
     from cmexam_tune.training.run_directory import run
+    from cmexam_tune.training.task import Task
 
     settings = recipe(job)
     torch.set_num_threads(job["threads"])
@@ -68,13 +69,15 @@ def ready(job):
     args = arguments.build(settings, objectives.named(settings.training.objective), Path(job["out"]))
     torch.manual_seed(1)
     family, method = run.parts(settings)
-    questions = list(question_files(settings)[0])
+    train, validation = question_files(settings)
+    questions = list(train)
     loaded = family.load(settings.model, questions, str(args.device))
     if args.gradient_checkpointing:
         loaded.model.enable_input_require_grads()
     rows = family.encode(loaded, questions, settings.prompt, settings.model).rows
     model = method.attach(loaded.model, family, settings.tuning.settings)
-    return settings, args, family, Loaded(model, loaded.tokenizer), rows
+    task = Task(settings, family, method, Loaded(model, loaded.tokenizer), args, train, validation, Path(job["out"]))
+    return task, rows
 
 
 class Clock:
@@ -110,7 +113,8 @@ def plain(job):
     import torch
     from transformers import Trainer, TrainingArguments
 
-    _settings, args, _family, loaded, rows = ready(job)
+    task, rows = ready(job)
+    args, loaded = task.arguments, task.loaded
     pad = int(loaded.tokenizer.pad_token_id or 0)
     clock = Clock()
 
@@ -167,7 +171,8 @@ def ours(job):
     from cmexam_tune.training.data import batches as datas
     from cmexam_tune.training.data import encoding
 
-    settings, args, family, loaded, rows = ready(job)
+    task, rows = ready(job)
+    settings, args = task.config, task.arguments
     clock, overflows = Clock(), []
 
     class Counted(monitor.TrainingMonitor):
@@ -189,11 +194,11 @@ def ours(job):
 
     table = datasets.Dataset.from_list([dict(row) for row in rows])
     lengths, labels = [[*map(count, rows)] for count in (encoding.length, encoding.label_count)]
-    collate = functools.partial(family.collate, loaded)
+    collate = functools.partial(task.family.collate, task.loaded)
     samples = datas.EncodedQuestions(table, lengths, labels, [0] * len(rows), Truncation(), collate)
     data = datas.TrainingData(samples, layouts.layout(settings.training, settings.prompt, 1))
     args.max_steps = min(job["limit"]["c"], len(rows) // job["batch"])
-    trainer = Timed(settings, family, loaded, args, data)
+    trainer = Timed(task, data, None)
     trainer.monitor = Counted(fp16=args.fp16)
     result = trainer.train()
     sync()

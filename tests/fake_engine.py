@@ -60,4 +60,4 @@ if __name__ == "__main__":
     (FOLDER / "pids").write_text(f"{os.getpid()} {worker.pid}")
     (FOLDER / "command").write_text(json.dumps(sys.argv[2:]))
     port = int(sys.argv[sys.argv.index("--port") + 1])
-    ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
+    ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever(poll_interval=0.02)

@@ -476,7 +476,7 @@ class FakeVLLM(BaseHTTPRequestHandler):
 @pytest.fixture
 def vllm_server() -> Iterator[str]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), FakeVLLM)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
     FakeVLLM.rows.clear()
     yield f"http://127.0.0.1:{server.server_address[1]}"
     server.shutdown()

@@ -132,6 +132,14 @@ def _check_unicode(text: str, where: str) -> None:
 class _Loader(yaml.SafeLoader):
     """SafeLoader that refuses a key that stands twice, and reads `2e-2` as the number everybody means."""
 
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        # The same events, many times as fast; a PyYAML that was built without libyaml reads them by itself.
+        if yaml.__with_libyaml__:
+            events = yaml.CSafeLoader(text)
+            for name in ("check_event", "get_event", "peek_event"):
+                setattr(self, name, getattr(events, name))
+
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         """Return a mapping as it is written, before another is merged into it (<<)."""
         node = super().compose_mapping_node(anchor)

@@ -5,6 +5,7 @@ importing it: a config file, which may be a stranger's, cannot make it run.
 """
 
 import difflib
+import functools
 import importlib
 import pkgutil
 import sys
@@ -40,6 +41,7 @@ IN_CONFIGS: tuple[Folder, ...] = ("families", "tuning", "objectives")
 """Variants that a config file can name; the others are only ever named by a command or a caller."""
 
 
+@functools.cache
 def names(folder: Folder) -> tuple[str, ...]:
     """Return the names of the variants in a folder; an exam may be a YAML file. Names with `_` in front are helpers."""
     package = importlib.import_module(PACKAGES[folder])

@@ -12,8 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, TypedDict
 
-import yaml
-
+from cmexam_tune.core import documents
 from cmexam_tune.core.normalise import plain
 from cmexam_tune.core.schema import GROUP, Scores
 from cmexam_tune.evaluation.answer_parsing import conclusion
@@ -112,8 +111,7 @@ def _fold(text: str) -> str:
 @cache
 def definitions() -> tuple[FacetDefinition, ...]:
     """Return the breakdowns of the papers in their order."""
-    text = Path(__file__).with_name("breakdowns.yaml").read_text(encoding="utf-8")
-    return tuple(_definition(item) for item in yaml.safe_load(text))
+    return tuple(map(_definition, documents.read_yaml(Path(__file__).with_name("breakdowns.yaml"))))
 
 
 def _definition(item: Mapping[str, Any]) -> FacetDefinition:

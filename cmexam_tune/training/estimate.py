@@ -1,6 +1,7 @@
 """`--dry-run`: parameters, memory of cards and hosts by ZeRO stage, steps and hours, before any weight is loaded."""
 
 import dataclasses
+import functools
 import math
 import os
 import tempfile
@@ -298,8 +299,9 @@ def seconds(size: ModelSize, tokens: int, *, checkpointing: bool) -> float:
     return operations / (measured_rate(size.hidden) * EFFICIENCY)
 
 
+@functools.cache
 def measured_rate(hidden: int) -> float:
-    """Return the operations per second of a matrix product of this width, measured here for a moment."""
+    """Return the operations per second of a matrix product of this width, measured here for a moment, once."""
     place, dtype = device.place(), device.half_precision() or torch.float32
     # As wide as the model's own products; few rows fill a CPU, which would need seconds for as many as a card.
     rows = 1024 if device.is_accelerated() else 64

@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
+from cmexam_tune.core import documents
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.core.variants import suggest
 from cmexam_tune.report.papers import published_tables
@@ -92,7 +91,7 @@ class Entry:
 def by_recipe() -> Mapping[str, Entry]:
     """Return every entry by the name of its recipe."""
     entries = {}
-    listed = yaml.safe_load(Path(__file__).with_name("entries.yaml").read_text(encoding="utf-8"))
+    listed = documents.read_yaml(Path(__file__).with_name("entries.yaml"))
     for recipe, values in listed.items():
         others = {key: value for key, value in values.items() if key not in ("row", "explain")}
         paper = tuple(values["row"]) if "row" in values else None

@@ -8,8 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import yaml
-
+from cmexam_tune.core import documents
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.core.schema import Question
 from cmexam_tune.core.variants import suggest
@@ -49,10 +48,7 @@ class PublishedTable:
 
 @functools.cache
 def _yaml() -> dict[str, Any]:
-    # The loader in C where PyYAML has it: our largest file of data, and `recipes` shows it at once.
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    path = Path(__file__).with_name("published.yaml")
-    values: dict[str, object] = yaml.load(path.read_text(encoding="utf-8"), loader)
+    values: dict[str, object] = documents.read_yaml(Path(__file__).with_name("published.yaml"))
     return values
 
 

@@ -95,9 +95,9 @@ def unpacked(model: Path, out: Path, dtype: str) -> Path:
     folder = out / f"model_{dtype}"
     if not folder.is_dir():
         from cmexam_tune.config import ModelConfig
-        from cmexam_tune.models import families
+        from cmexam_tune.models.families.llama import Llama
 
-        loaded = families.named("llama").load(ModelConfig("llama", str(model), dtype=dtype))  # type: ignore[arg-type]
+        loaded = Llama().load(ModelConfig("llama", str(model), dtype=dtype))  # type: ignore[arg-type]
         with files.new_folder(folder, "measured") as staged:
             loaded.model.save_pretrained(staged)
             loaded.tokenizer.save_pretrained(staged)
@@ -210,14 +210,15 @@ def witness(plan: Plan, seed: int) -> None:
     from torch.utils.data import SequentialSampler
     from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments, set_seed
 
-    from cmexam_tune.models import families
+    from cmexam_tune.models.families import Loaded
+    from cmexam_tune.models.families.llama import Llama
     from cmexam_tune.training.data import sampler
 
     config = plan.config(ARMS[0], seed)
-    family = families.named("llama")
+    family = Llama()
     tokenizer = AutoTokenizer.from_pretrained(plan.model)
     questions = list(jsonl.read(plan.train, Question))
-    rows = family.encode(families.Loaded(None, tokenizer), questions, config.prompt, config.model).rows  # type: ignore[arg-type]
+    rows = family.encode(Loaded(None, tokenizer), questions, config.prompt, config.model).rows  # type: ignore[arg-type]
     lengths = [len(row["input_ids"]) for row in rows]
     steps = sampler.order(lengths, sampler.StepLayout(BATCH, BATCH, seed=seed), 0)
     ordered = [rows[i] for step in steps for i in sorted(step, key=lambda i: -lengths[i])]

@@ -19,7 +19,7 @@ from transformers import DynamicCache
 
 from cmexam_tune import tiny
 from cmexam_tune.config import ModelConfig
-from cmexam_tune.models import families
+from cmexam_tune.models.families import Family
 from cmexam_tune.models.families.chatglm.modeling_v1 import PrefixLMRows
 from cmexam_tune.models.generation import sampling
 
@@ -93,7 +93,7 @@ def main():
     print("| what | batch | before, us a token | now | ratio |\n| --- | --- | --- | --- | --- |")
     with tempfile.TemporaryDirectory() as folder:
         config = ModelConfig(family="chatglm", model_name_or_path=str(tiny.build("chatglm", Path(folder) / "chatglm")))
-        loaded = families.named("chatglm").load(config)
+        loaded = Family.named("chatglm").load(config)
         for batch in BATCHES:
             for name, (before, after) in {
                 "stop texts": stop_texts(loaded.tokenizer, batch, arguments.steps),

@@ -58,15 +58,16 @@ def ready(job):
     import torch
 
     from cmexam_tune.models.families import Loaded
-    from cmexam_tune.training import arguments, objectives
+    from cmexam_tune.training import arguments
     from cmexam_tune.training.data.questions import question_files
+    from cmexam_tune.training.objectives import Objective
     from cmexam_tune.training.run_directory import run
     from cmexam_tune.training.task import Task
 
     settings = recipe(job)
     torch.set_num_threads(job["threads"])
     Path(job["out"]).mkdir(parents=True, exist_ok=True)
-    args = arguments.build(settings, objectives.named(settings.training.objective), Path(job["out"]))
+    args = arguments.build(settings, Objective.named(settings.training.objective), Path(job["out"]))
     torch.manual_seed(1)
     family, method = run.parts(settings)
     train, validation = question_files(settings)

@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from cmexam_tune.config import Config, DataConfig, load_config
+from cmexam_tune.config import Config, load_config
 from cmexam_tune.core import cli, libraries
 from cmexam_tune.core.cli import Flag, Override, Recipe
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.quality import contamination
-from cmexam_tune.training import objectives
 from cmexam_tune.training.data.questions import question_files
+from cmexam_tune.training.objectives import Objective
 from cmexam_tune.training.run_directory import run as runs
 from cmexam_tune.training.run_directory import starting
 
@@ -53,18 +53,22 @@ def train(
     config = decide_evaluation(config)
     run = starting.resolve_run(config, overwrite=overwrite, resume=resume)
     if run.finished and not overwrite:
-        _note(f"{run.path}: this run has finished; nothing to do. --overwrite trains it again.")
+        if _is_first():
+            cli.note(f"{run.path}: this run has finished; nothing to do. --overwrite trains it again.")
         return run
     questions, validation = question_files(config)
-    _warn_of_questions(config.data, config.model.adapter_name_or_path)
+    data, adapter = config.data, config.model.adapter_name_or_path
+    if _is_first():
+        for text in contamination.warnings(data.train, [*data.validation, *data.test], runs.learnt_files(adapter)):
+            cli.note(text)
     from cmexam_tune.training import loop
 
     return loop.fit(run, questions, validation, overwrite=overwrite, trusted=trust_checkpoint)
 
 
-def _note(text: str) -> None:
-    if os.environ.get("RANK", "0") == "0":
-        cli.note(text)
+def _is_first() -> bool:
+    """Return whether this is the process that speaks for all that a launcher has started."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def decide_evaluation(config: Config) -> Config:
@@ -78,7 +82,7 @@ def decide_evaluation(config: Config) -> Config:
     values = training.arguments
     evaluates = values.get("eval_strategy", "no") != "no"
     metric = values.get("metric_for_best_model", "loss" if values.get("load_best_model_at_end") else None)
-    known = ["loss"] * objectives.named(training.objective).has_validation_loss + ["exam_accuracy"]
+    known = ["loss"] * Objective.named(training.objective).has_validation_loss + ["exam_accuracy"]
     if metric is not None and str(metric).removeprefix("eval_") not in known:
         raise ConfigError(f"training.metric_for_best_model={metric}: known are {' and '.join(known)}.")
     if training.early_stopping_patience is not None:
@@ -93,20 +97,10 @@ def decide_evaluation(config: Config) -> Config:
     if config.data.validation or not dropped:
         return config
     names = " and ".join(f"training.{key}" for key in dropped)
-    _note(f"note: data.validation is empty, so nothing is evaluated while training ({names} without effect)")
+    if _is_first():
+        cli.note(f"note: data.validation is empty, so nothing is evaluated while training ({names} without effect)")
     arguments = {key: value for key, value in values.items() if key not in dropped}
     return replace(config, training=replace(training, arguments=arguments))
-
-
-def _warn_of_questions(data: DataConfig, adapter: str | None) -> None:
-    """Tell which questions are better not trained on: held out, with a doubtful key, or learnt before by `adapter`."""
-    if os.environ.get("RANK", "0") != "0":
-        return
-    # Test files often lie elsewhere than where one trains; a warning is no reason to ask for them.
-    held_out = [path for path in (*data.validation, *data.test) if Path(path).is_file()]
-    earlier = [path for path in runs.learnt_files(adapter) if Path(path).is_file()]
-    for text in contamination.warnings(data.train, held_out, earlier):
-        cli.note(text)
 
 
 EXAMPLES = """examples:
@@ -167,13 +161,15 @@ def main(
         experiment = decide_evaluation(experiment)
         starting.resolve_run(experiment, **{name: options.get(name, False) for name in ("overwrite", "resume")})
         questions, _ = question_files(experiment)
-        _warn_of_questions(experiment.data, experiment.model.adapter_name_or_path)
+        data, earlier = experiment.data, runs.learnt_files(experiment.model.adapter_name_or_path)
+        for text in contamination.warnings(data.train, [*data.validation, *data.test], earlier):
+            cli.note(text)
         from cmexam_tune.training import estimate
 
         cli.say(str(estimate.dry_run(experiment, questions, card)))
     else:
         run = train(experiment, **options)
-        if os.environ.get("RANK", "0") == "0":
+        if _is_first():
             cli.say(str(run.path))
 
 

@@ -23,7 +23,7 @@ from docs_blocks import ROOT
 from cmexam_tune import __main__, config
 from cmexam_tune.config import installed_versions, settings
 from cmexam_tune.core import variants
-from cmexam_tune.models import adapters
+from cmexam_tune.models.adapters import Method
 from cmexam_tune.report.papers import entries
 
 TRANSLATED = ("ptuning/main.py", "lora/finetune.py", "lora/infer.py", "preprocess/generate_prompt.py")
@@ -129,7 +129,7 @@ def known_keys() -> set[str]:
         found |= {"training.max_completion_length"}
     found |= {f"generation.{name}" for name in installed_versions.generation()}
     for method in variants.names("tuning"):
-        found |= {f"tuning.{field.name}" for field in dataclasses.fields(adapters.named(method).Settings)}
+        found |= {f"tuning.{field.name}" for field in dataclasses.fields(Method.named(method).Settings)}
     return found | {"prompt.file", "tuning.method"} | {".".join(alias) for alias in config.ALIASES}
 
 

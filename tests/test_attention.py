@@ -7,10 +7,12 @@ import torch
 from kit import make_config
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from cmexam_tune.models import adapters, attention, families
+from cmexam_tune.models import attention
+from cmexam_tune.models.adapters import Method
+from cmexam_tune.models.families import Family
 
 LAYERS, WIDTH, PREFIX = 4, 40, 5
-LLAMA = families.named("llama")
+LLAMA = Family.named("llama")
 
 
 def model(implementation: str, dtype: torch.dtype = torch.float32) -> Any:
@@ -52,7 +54,7 @@ def test_packed_rows_keep_one_mask() -> None:
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_a_prefix_keeps_one_mask(checkpointing: bool) -> None:
     settings = make_config(tuning={"method": "ptuning", "num_virtual_tokens": PREFIX}).tuning.settings
-    prefixed = adapters.named("ptuning").attach(model(attention.ADDITIVE), LLAMA, settings).train()
+    prefixed = Method.named("ptuning").attach(model(attention.ADDITIVE), LLAMA, settings).train()
     if checkpointing:
         prefixed.gradient_checkpointing_enable()
     masks = saved_masks(prefixed, {"input_ids": packed()["input_ids"]}, PREFIX + WIDTH)
@@ -82,7 +84,7 @@ def test_under_autocast_the_mask_has_its_type() -> None:
 
 
 def test_chatglm_keeps_one_mask() -> None:
-    loaded = families.named("chatglm").load(make_config("chatglm").model).model.train()
+    loaded = Family.named("chatglm").load(make_config("chatglm").model).model.train()
     mask, gmask = int(loaded.config.bos_token_id), int(loaded.config.gmask_token_id)
     row = [*[5] * (WIDTH - 12), gmask, mask, *[7] * 10]
     saved = saved_masks(loaded, {"input_ids": torch.tensor([row, row])}, WIDTH)

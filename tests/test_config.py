@@ -34,7 +34,7 @@ from cmexam_tune.core import (
 from cmexam_tune.core.errors import ConfigError, DataError, TrainingStopped, UserError
 from cmexam_tune.core.schema import Prediction, Question, letters
 from cmexam_tune.core.strict import Problems, build
-from cmexam_tune.models import adapters
+from cmexam_tune.models.adapters import Method
 from cmexam_tune.models.adapters.lora import LoRA
 
 lora = LoRA()
@@ -271,7 +271,7 @@ def test_every_alias_leads_somewhere() -> None:
         if section == "training":
             known |= set(installed_versions.training())
         if section == "tuning":
-            known |= {f for m in variants.names("tuning") for f in adapters.named(m).Settings.__annotations__}
+            known |= {f for m in variants.names("tuning") for f in Method.named(m).Settings.__annotations__}
         assert name in known, new
         assert old not in known, old
 
@@ -406,7 +406,7 @@ def test_help_lists_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_every_setting_has_help() -> None:
-    methods = [adapters.named(name).Settings for name in variants.names("tuning")]
+    methods = [Method.named(name).Settings for name in variants.names("tuning")]
     for cls in [cls for name, cls in sections.SECTIONS.items() if name != "tuning"] + methods:
         assert [key.name for key in describing.keys(cls) if not key.help] == [], cls
 

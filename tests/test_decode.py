@@ -21,9 +21,10 @@ from cmexam_tune.config import Config
 from cmexam_tune.core.errors import ConfigError, UserError
 from cmexam_tune.core.schema import Question
 from cmexam_tune.evaluation.answer_parsing import letter_sets, parse
-from cmexam_tune.models import adapters, causal, device, families
+from cmexam_tune.models import causal, device
+from cmexam_tune.models.adapters import Method
 from cmexam_tune.models.completion import to_prediction
-from cmexam_tune.models.families import Loaded
+from cmexam_tune.models.families import Family, Loaded
 from cmexam_tune.models.families.llama import Llama
 from cmexam_tune.models.generation import decoder, sampling
 from cmexam_tune.models.generation.decoder import Likelihood
@@ -48,7 +49,7 @@ def tuned(method: str) -> tuple[Loaded, Config]:
         for parameter in loaded.model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.05)
         if method != "none":
-            model = adapters.named(method).attach(loaded.model, llama, config.tuning.settings)
+            model = Method.named(method).attach(loaded.model, llama, config.tuning.settings)
             for parameter in model.parameters():
                 if parameter.requires_grad:
                     parameter.add_(torch.randn_like(parameter) * 0.2)
@@ -377,10 +378,10 @@ def test_chatglm_answers_in_all_three_ways(family: str, method: str) -> None:
     settings = {"method": "ptuning", "num_virtual_tokens": 5} if method == "ptuning" else {"method": "full"}
     config = make_config("chatglm", model__model_name_or_path=checkpoint(family), tuning=settings)
     config = set_generation(replace(config, prompt=replace(config.prompt, max_target_length=6)), answer_sets="kind")
-    chatglm = families.named("chatglm")
+    chatglm = Family.named("chatglm")
     model, tokenizer = chatglm.load(config.model)
     torch.manual_seed(2)
-    tuned_model = adapters.named(method).attach(model, chatglm, config.tuning.settings).eval()
+    tuned_model = Method.named(method).attach(model, chatglm, config.tuning.settings).eval()
     with torch.no_grad():
         for parameter in tuned_model.parameters():
             if parameter.requires_grad:
@@ -414,7 +415,7 @@ def test_nothing_behind_the_end_is_read(family: str) -> None:
     """In a batch short answers are padded, ChatGLM2's with a token that decodes to a character of its own."""
     name = "llama" if family == "llama" else "chatglm"
     config = make_config(name, model__model_name_or_path=checkpoint(family), prompt__max_target_length=12)
-    module, asked = families.named(name), prompts.default_prompts(questions(8), config)
+    module, asked = Family.named(name), prompts.default_prompts(questions(8), config)
     loaded = module.load(config.model)
     decoder = module.engine(loaded, config)
     rows = {item.question.id: item.ids + decoder.codec.lead for item in decoder.ask(asked)}

@@ -28,6 +28,7 @@ from cmexam_tune.core.errors import ConfigError, TrainingStopped, UserError
 from cmexam_tune.core.schema import Case, Prediction, Question, Turn
 from cmexam_tune.models import families
 from cmexam_tune.models.completion import to_prediction
+from cmexam_tune.models.families import Family
 from cmexam_tune.models.families.endpoint import Remote
 from cmexam_tune.models.families.endpoint.client import Client
 from cmexam_tune.models.families.endpoint.remote import DIALECTS
@@ -269,7 +270,7 @@ def test_a_broken_proxy_is_one_message(proxy: str, monkeypatch: pytest.MonkeyPat
 
 
 def test_it_cannot_be_trained() -> None:
-    family: Any = families.named("endpoint")
+    family: Any = Family.named("endpoint")
     with pytest.raises(ConfigError, match="only answers"):
         family.load(config("http://h/v1").model, questions(1))
 

@@ -15,8 +15,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, T5Config, T5ForCondit
 
 from cmexam_tune import prompts, tiny
 from cmexam_tune.core.errors import UserError
-from cmexam_tune.models import adapters, causal, families
-from cmexam_tune.models.families import Loaded
+from cmexam_tune.models import causal
+from cmexam_tune.models.adapters import Method
+from cmexam_tune.models.families import Family, Loaded
 from cmexam_tune.models.families.llama import Llama
 from cmexam_tune.models.features import IGNORE_INDEX
 
@@ -60,9 +61,9 @@ def test_packed_equals_unpacked(family: str, method: str, grouping: Callable[[Se
         "ptuning": {"method": "ptuning", "num_virtual_tokens": 3},
     }[method]
     config = make_config(name, tuning=settings, model__model_name_or_path=checkpoint(family))
-    module: Any = families.named(name)
+    module: Any = Family.named(name)
     model, tokenizer = module.load(config.model)
-    model = adapters.named(method).attach(model, module, config.tuning.settings)
+    model = Method.named(method).attach(model, module, config.tuning.settings)
     torch.manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -332,7 +333,7 @@ def test_a_model_without_numbers_answers_nothing(family: str) -> None:
     """It would otherwise choose the first letter for every question."""
 
     config = make_config(family)
-    module = families.named(family)
+    module = Family.named(family)
     loaded = module.load(config.model)
     torch.nn.init.constant_(next(p for name, p in loaded.model.named_parameters() if "embed" in name), torch.nan)
     for mode in ("generate", "constrained", "likelihood"):

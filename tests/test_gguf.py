@@ -21,8 +21,7 @@ from cmexam_tune.core import jsonl
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.export import export, logits
 from cmexam_tune.inference import conversation, loading, provenance
-from cmexam_tune.models import families
-from cmexam_tune.models.families import Loaded
+from cmexam_tune.models.families import Family, Loaded
 from cmexam_tune.predict import predict
 from cmexam_tune.tiny import CHAT
 from cmexam_tune.train import train
@@ -103,12 +102,12 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def load(file: Path, dtype: Any = "auto", **more: Any) -> Loaded:
-    return families.named("llama").load(ModelConfig("llama", str(file), dtype=dtype, **more))
+    return Family.named("llama").load(ModelConfig("llama", str(file), dtype=dtype, **more))
 
 
 def test_the_file_is_the_checkpoint_that_it_was_made_from(tiny: Path) -> None:
     """Witness: the same weights in safetensors."""
-    ours, witness = load(tiny), families.named("llama").load(ModelConfig("llama", checkpoint("llama")))
+    ours, witness = load(tiny), Family.named("llama").load(ModelConfig("llama", checkpoint("llama")))
     for text in TEXTS:
         assert ours.tokenizer(text)["input_ids"] == witness.tokenizer(text)["input_ids"]
         assert ours.tokenizer.decode(ours.tokenizer(text, add_special_tokens=False)["input_ids"]) == text
@@ -177,7 +176,7 @@ def test_what_cannot_be_had_of_a_file_is_told(tiny: Path, tmp_path: Path, monkey
         load(tiny, load_in_4bit=True)
     for family in ("bert", "chatglm"):
         with pytest.raises(UserError, match=r"model\.family=llama"):
-            families.named(family).load(ModelConfig(family, str(tiny)))
+            Family.named(family).load(ModelConfig(family, str(tiny)))
     jsonl.write(tmp_path / "q.jsonl", QUESTIONS)
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "gguf" else find(name, *more))

@@ -12,7 +12,7 @@ import training_kit
 torch = pytest.importorskip("torch")
 
 from cmexam_tune.core.errors import ConfigError, TrainingStopped
-from cmexam_tune.models import adapters
+from cmexam_tune.models.adapters import Method
 from cmexam_tune.train import train
 from cmexam_tune.training import arguments, callbacks, checkpoints, logits, monitor
 from cmexam_tune.training.monitor import TrainingMonitor
@@ -155,13 +155,13 @@ def test_harmful_settings_are_named(folder: Path) -> None:
     )
     fp16: Any = SimpleNamespace(fp16=True)
     said = arguments.harmful_settings(
-        risky.training, adapters.named("ptuning"), fp16, torch.nn.Linear(2, 2, dtype=torch.float16)
+        risky.training, Method.named("ptuning"), fp16, torch.nn.Linear(2, 2, dtype=torch.float16)
     )
     assert any("float16" in line for line in said)
     assert any("0.02 with P-tuning in fp16" in line for line in said)
     calm = training_kit.recipe(folder)
     bf16: Any = SimpleNamespace(fp16=False)
-    assert arguments.harmful_settings(calm.training, adapters.named("lora"), bf16, torch.nn.Linear(2, 2)) == []
+    assert arguments.harmful_settings(calm.training, Method.named("lora"), bf16, torch.nn.Linear(2, 2)) == []
 
 
 def test_the_log_stays_json_where_a_norm_is_none(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from cmexam_tune.core import jsonl
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.inference import loading, merging
 from cmexam_tune.models import device as devices
-from cmexam_tune.models import families, layouts
-from cmexam_tune.models.families import chatglm
+from cmexam_tune.models import layouts
+from cmexam_tune.models.families import Family, chatglm
 from cmexam_tune.models.families.chatglm import quantization
 from cmexam_tune.train import train
 from cmexam_tune.training import loop
@@ -50,7 +50,7 @@ def test_every_family_names_the_device(family: str, calls: list[dict[str, Any]])
     config = make_config(name, model__model_name_or_path=checkpoint(family))
     for device, wanted in (("cuda:3", {"": "cuda:3"}), ("cpu", None)):
         with pytest.raises(Asked):
-            families.named(name).load(config.model, device=device)
+            Family.named(name).load(config.model, device=device)
         assert calls.pop()["device_map"] == wanted
 
 
@@ -188,7 +188,7 @@ def test_weights_too_large_for_the_card_are_one_message(monkeypatch: pytest.Monk
         loading.load(loading.Source(config))
     monkeypatch.setattr(PreTrainedModel, "from_pretrained", crowded)
     with pytest.raises(UserError, match="do not fit the card's memory"):
-        families.named("llama").load(config.model)
+        Family.named("llama").load(config.model)
 
 
 def test_an_adapter_goes_to_the_card_of_its_model(monkeypatch: pytest.MonkeyPatch) -> None:

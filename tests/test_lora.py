@@ -11,10 +11,10 @@ from peft import AutoPeftModelForCausalLM, PeftModel
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from cmexam_tune.core.errors import ConfigError, UserError
-from cmexam_tune.models import families
 from cmexam_tune.models.adapters.full import Full
 from cmexam_tune.models.adapters.head import Head
 from cmexam_tune.models.adapters.lora import LoRA
+from cmexam_tune.models.families import Family
 from cmexam_tune.models.families.llama import Llama
 
 full = Full()
@@ -156,7 +156,7 @@ def test_full_trains_everything_in_float32_and_reads_back(tmp_path: Path) -> Non
 @pytest.mark.parametrize(("settings", "trained"), [({}, "all"), ({"freeze_encoder": True}, "classifier")])
 def test_head(settings: dict[str, Any], trained: str) -> None:
     config = make_config("bert", model__head="label", tuning={"method": "head", **settings})
-    bert: Any = families.named("bert")
+    bert: Any = Family.named("bert")
     model = head.attach(bert.load(config.model, questions(6)).model, bert, config.tuning.settings)
     names = {name for name, p in model.named_parameters() if p.requires_grad}
     assert names == {n for n, _ in model.named_parameters() if trained == "all" or n.startswith(trained)} and names

@@ -9,8 +9,9 @@ from kit import checkpoint, make_config
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from cmexam_tune.inference import merging
-from cmexam_tune.models import adapters, attention, device, families
-from cmexam_tune.models.families import Loaded
+from cmexam_tune.models import attention, device
+from cmexam_tune.models.adapters import Method
+from cmexam_tune.models.families import Family, Loaded
 from cmexam_tune.models.families.llama import Llama
 
 llama = Llama()
@@ -20,10 +21,10 @@ def tuned(family: str, dtype: str = "float32", strength: float = 0.05, **more: A
     name = family.removesuffix("2")
     settings = {"method": "lora", "r": 4, "lora_alpha": 8, "lora_dropout": 0.0, **more}
     config = make_config(name, model__model_name_or_path=checkpoint(family), model__dtype=dtype, tuning=settings)
-    module = families.named(name)
+    module = Family.named(name)
     base, tokenizer = module.load(config.model)
     torch.manual_seed(1)
-    model = adapters.named("lora").attach(base, module, config.tuning.settings).eval()
+    model = Method.named("lora").attach(base, module, config.tuning.settings).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.requires_grad:
@@ -131,7 +132,7 @@ def test_a_prefix_repeats_them_too(monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_config(tuning={"method": "ptuning", "num_virtual_tokens": 5})
     model = grouped()
     torch.manual_seed(2)
-    tuned_model = adapters.named("ptuning").attach(model, llama, config.tuning.settings).eval()
+    tuned_model = Method.named("ptuning").attach(model, llama, config.tuning.settings).eval()
     loaded = Loaded(tuned_model, llama.load(config.model).tokenizer)
     ids = torch.arange(24).view(2, 12)
     with torch.no_grad():

@@ -22,11 +22,14 @@ from kit import make_config
 from cmexam_tune import prompts
 from cmexam_tune.config import Config, dump_config
 from cmexam_tune.core.errors import ConfigError, DataError, TrainingStopped, UserError
-from cmexam_tune.models import Loaded, adapters, families
+from cmexam_tune.models import Loaded
+from cmexam_tune.models.adapters import Method
+from cmexam_tune.models.families import Family
 from cmexam_tune.rewards import Reward
 from cmexam_tune.train import main, train
-from cmexam_tune.training import arguments, estimate, logits, monitor, objectives
+from cmexam_tune.training import arguments, estimate, logits, monitor
 from cmexam_tune.training.data.questions import QuestionFiles
+from cmexam_tune.training.objectives import Objective
 from cmexam_tune.training.policy_server import PolicyServer
 from cmexam_tune.training.policy_trainer import PolicyTrainer
 from cmexam_tune.training.run_directory import run as runs
@@ -397,7 +400,7 @@ def test_nothing_to_learn_ends_the_run() -> None:
 
 
 def test_defaults_that_differ_from_trl(world: Path, tmp_path: Path) -> None:
-    args: Any = arguments.build(config_of(world, tmp_path, "grpo"), objectives.named("grpo"), tmp_path)
+    args: Any = arguments.build(config_of(world, tmp_path, "grpo"), Objective.named("grpo"), tmp_path)
     assert (args.scale_rewards, args.loss_type, args.epsilon_high, args.disable_dropout) == (
         "none",
         "dr_grpo",
@@ -405,18 +408,18 @@ def test_defaults_that_differ_from_trl(world: Path, tmp_path: Path) -> None:
         True,
     )
     args = arguments.build(
-        config_of(world, tmp_path, "grpo", training={"loss_type": "dapo"}), objectives.named("grpo"), tmp_path
+        config_of(world, tmp_path, "grpo", training={"loss_type": "dapo"}), Objective.named("grpo"), tmp_path
     )
     assert args.loss_type == "dapo"
 
 
 def test_a_step_has_so_many_questions(world: Path, tmp_path: Path) -> None:
     training = {"global_batch_size": 4, "num_generations": 8, "per_device_train_batch_size": 4}
-    args = arguments.build(config_of(world, tmp_path, "grpo", training=training), objectives.named("grpo"), tmp_path)
+    args = arguments.build(config_of(world, tmp_path, "grpo", training=training), Objective.named("grpo"), tmp_path)
     assert args.gradient_accumulation_steps == 8
     with pytest.raises(ConfigError, match=r"24 rows .* no multiple of training\.per_device_train_batch_size=16"):
         training = {"global_batch_size": 3, "num_generations": 8, "per_device_train_batch_size": 16}
-        arguments.build(config_of(world, tmp_path, "grpo", training=training), objectives.named("grpo"), tmp_path)
+        arguments.build(config_of(world, tmp_path, "grpo", training=training), Objective.named("grpo"), tmp_path)
 
 
 def test_the_dry_run_says_what_is_written(world: Path, tmp_path: Path) -> None:
@@ -586,10 +589,10 @@ def test_what_is_refused_before_anything_is_loaded(world: Path, tmp_path: Path, 
 def test_families_and_methods_that_trl_cannot_train(objective: str) -> None:
     chatglm = make_config("chatglm", training__objective=objective)
     with pytest.raises(ConfigError, match=r"not model\.family=chatglm"):
-        objectives.named(objective).check(chatglm, families.named("chatglm"), adapters.named("lora"))
+        Objective.named(objective).check(chatglm, Family.named("chatglm"), Method.named("lora"))
     ptuning = make_config(tuning={"method": "ptuning", "num_virtual_tokens": 4}, training__objective=objective)
     with pytest.raises(ConfigError, match=r"cannot be trained with tuning.method=ptuning"):
-        objectives.named(objective).check(ptuning, families.named("llama"), adapters.named("ptuning"))
+        Objective.named(objective).check(ptuning, Family.named("llama"), Method.named("ptuning"))
 
 
 def test_names_belong_to_their_objective(world: Path, tmp_path: Path) -> None:

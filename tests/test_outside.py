@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 from cmexam_tune import config
 from cmexam_tune.__main__ import main
 from cmexam_tune.core.errors import ConfigError
-from cmexam_tune.models import families
+from cmexam_tune.models.families import Family
 
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "extending.md"
 
@@ -102,7 +102,7 @@ def test_misspelt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"no module 'my_labb\.x' can be imported\. Is its folder on PYTHONPATH"):
         config.load_config("lora_llama", ["model.family=my_labb.x"])
     with pytest.raises(ConfigError, match="did you mean 'llama'"):
-        families.named("llamas")
+        Family.named("llamas")
     (tmp_path / "broken_lab").mkdir()
     (tmp_path / "broken_lab" / "needs.py").write_text("import not_there_at_all\n")
     monkeypatch.syspath_prepend(str(tmp_path))

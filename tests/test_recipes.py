@@ -24,7 +24,7 @@ from cmexam_tune.preprocess import preprocess
 from cmexam_tune.report.papers import entries, published_tables
 from cmexam_tune.train import main as train_main
 from cmexam_tune.train import train
-from cmexam_tune.training import objectives
+from cmexam_tune.training.objectives import Objective
 
 ROOT = Path(__file__).resolve().parents[1]
 SAMPLE = ROOT / "cmexam_tune" / "sample"
@@ -211,7 +211,7 @@ def with_adapter(name: str, adapters: dict[str, Path]) -> list[str]:
 def asks_for_trl(names: list[str], fast: Iterable[str] | None = None) -> list[object]:
     """Return the names, those that need TRL to be skipped where it is not installed; all but `fast` are slow."""
     skip = pytest.mark.skipif(not installed_versions.has_trl(), reason="TRL is not installed")
-    needy = {name for name in names if objectives.named(config.load_config(name).training.objective).trl_config}
+    needy = {name for name in names if Objective.named(config.load_config(name).training.objective).trl_config}
     quick = set(names if fast is None else fast)
     marks = {name: [skip] * (name in needy) + [pytest.mark.slow] * (name not in quick) for name in names}
     return [pytest.param(name, marks=marks[name]) for name in names]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from cmexam_tune.models import families
+from cmexam_tune.models.families import Family
 from cmexam_tune.models.generation import sampling
 
 
@@ -63,7 +63,7 @@ def test_stop_texts_end_rows_at_the_token_that_completes_them(family: str) -> No
     name = "llama" if family == "spaces" else family
     config = kit.make_config({"qwen": "llama", "chatglm2": "chatglm"}.get(name, name))
     model = dataclasses.replace(config.model, model_name_or_path=kit.checkpoint(name))
-    tokenizer = families.named(model.family).load(model).tokenizer
+    tokenizer = Family.named(model.family).load(model).tokenizer
     stops = STOPS if family == "spaces" else (*STOPS[:3], STOPS[4])
     texts = ["先看\n问：什么", "USER 不是 USER: 是", "答案是 A，其余不是", "没有。有", "什么都没有", "a</s> b USER:"]
     rows = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]

@@ -9,9 +9,9 @@ from kit import checkpoint, make_config, questions, with_examples
 
 from cmexam_tune import prompts
 from cmexam_tune.config import Config
-from cmexam_tune.models import adapters, families
+from cmexam_tune.models.adapters import Method
 from cmexam_tune.models.completion import to_prediction
-from cmexam_tune.models.families import Loaded
+from cmexam_tune.models.families import Family, Loaded
 from cmexam_tune.models.generation import kv_cache
 from cmexam_tune.models.generation.decoder import Likelihood
 from cmexam_tune.prompts import order
@@ -24,9 +24,9 @@ def world(family: str, method: str) -> tuple[Any, Loaded, Config]:
         name, model__model_name_or_path=checkpoint(family), tuning=settings,
         prompt__max_target_length=8, prompt__max_source_length=1000,
     )  # fmt: skip
-    module = families.named(name)
+    module = Family.named(name)
     base, tokenizer = module.load(config.model)
-    model: Any = adapters.named(method).attach(base, module, config.tuning.settings).eval()
+    model: Any = Method.named(method).attach(base, module, config.tuning.settings).eval()
     torch.manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():

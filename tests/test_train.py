@@ -24,8 +24,9 @@ from cmexam_tune import config
 from cmexam_tune import train as program
 from cmexam_tune.core.errors import ConfigError, UserError
 from cmexam_tune.train import train
-from cmexam_tune.training import arguments, callbacks, checkpoints, estimate, objectives
+from cmexam_tune.training import arguments, callbacks, checkpoints, estimate
 from cmexam_tune.training.data.questions import question_files
+from cmexam_tune.training.objectives import Objective
 from cmexam_tune.training.run_directory import run as runs
 from cmexam_tune.training.run_directory import starting
 
@@ -440,9 +441,9 @@ def test_numbers_that_cannot_be_are_refused_at_once(recipe_file: str, tmp_path: 
 def test_a_loss_of_token_labels_is_refused_for_a_classifier() -> None:
     smoothed = config.load_config("head_bert", ["training.label_smoothing_factor=0.1"])
     with pytest.raises(ConfigError, match=r"label_smoothing_factor: has no effect on family bert.* Leave it out\."):
-        arguments.check_supported(smoothed, *runs.parts(smoothed), objectives.named("sft"))
+        arguments.check_supported(smoothed, *runs.parts(smoothed), Objective.named("sft"))
     plain = config.load_config("head_bert", ["training.label_smoothing_factor=0"])
-    arguments.check_supported(plain, *runs.parts(plain), objectives.named("sft"))
+    arguments.check_supported(plain, *runs.parts(plain), Objective.named("sft"))
 
 
 def test_a_run_works_from_any_folder(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -9,13 +9,15 @@ import functools
 import importlib
 import pkgutil
 import sys
+from abc import ABC
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 from cmexam_tune.core.errors import ConfigError
 
+T = TypeVar("T", bound="Variant")
 Folder = Literal["exams", "families", "tuning", "objectives", "scorers", "metrics"]
 PACKAGES: dict[Folder, str] = {
     "exams": "cmexam_tune.exams",
@@ -116,6 +118,22 @@ def the_class(folder: Folder, name: str) -> type[Any]:
         raise ConfigError(f"{name}: {defined[0].__name__} lacks {', '.join(missing)}; see {where}.")
     cls: type[Any] = defined[0]
     return cls
+
+
+class Variant(ABC):
+    """Base of the classes that a config's variants inherit from, each found by the name of its file."""
+
+    folder: ClassVar[Folder]
+
+    @classmethod
+    def named(cls: type[T], name: str) -> T:
+        """Return the variant of this name: `Family.named("llama")`.
+
+        Raises:
+            ConfigError: as `the_class`.
+        """
+        variant: T = the_class(cls.folder, name)()
+        return variant
 
 
 def import_outside(name: str) -> ModuleType:

@@ -12,7 +12,7 @@ from cmexam_tune.core import libraries
 from cmexam_tune.core.errors import ConfigError, UserError
 from cmexam_tune.models import families
 from cmexam_tune.models.completion import Engine, TextEngine
-from cmexam_tune.models.families import Loaded
+from cmexam_tune.models.families import Family, Loaded
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def load(source: Source) -> Loaded:
     """
     if source.config.model.engine is not None:
         return _served(source)
-    family = families.named(source.config.model.family)
+    family = Family.named(source.config.model.family)
     if family.only_answers:
         return family.load(source.config.model)
     from cmexam_tune.inference import merging
@@ -80,7 +80,7 @@ def load_writer(
     """
     source = open_source(run, overrides)
     model = source.config.model
-    if families.named(model.family).task != "generate":
+    if Family.named(model.family).task != "generate":
         raise UserError(f"{run}: a model of family {model.family} chooses an option and writes no text. Use predict.")
     if model.is_remote:
         raise UserError(f"{run}: the model is behind an address already; talk to it there.")
@@ -97,7 +97,7 @@ def open_engine(source: Source) -> Engine:
     Raises:
         UserError: as `load`, or settings that the model cannot be asked by.
     """
-    return families.named(source.config.model.family).engine(load(source), source.config)
+    return Family.named(source.config.model.family).engine(load(source), source.config)
 
 
 def open_writer(source: Source, purpose: str) -> TextEngine:
@@ -123,7 +123,7 @@ def _served(source: Source) -> Loaded:
     from cmexam_tune.models import engines
 
     config = source.config
-    family, model, adapter = families.named(config.model.family), config.model, None
+    family, model, adapter = Family.named(config.model.family), config.model, None
     if not family.engines_compute:
         raise ConfigError(f"model.engine={model.engine}: cannot compute family {model.family}. Leave it out.")
     if source.run is not None:
@@ -148,7 +148,7 @@ def _read(source: Source) -> Loaded:
 
         _, loaded = runs.load(source.run, source.overrides, place)
     else:
-        loaded = families.named(source.config.model.family).load(source.config.model, device=place)
+        loaded = Family.named(source.config.model.family).load(source.config.model, device=place)
     model: Any = loaded.model
     try:
         return Loaded(model.to(place).eval(), loaded.tokenizer)

@@ -1,7 +1,7 @@
 """Questions of one file that are in another: what `check` wrote, and a quick look before training."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from cmexam_tune.core import cli, jsonl
@@ -74,71 +74,58 @@ def _pairs(path: Path) -> Iterator[Overlap]:
             raise DataError(f"{path}:{line}: no pair of `cmexam-tune check` (needed: {keys}).") from None
 
 
-def shared(train: Iterable[str | Path], others: Sequence[str | Path]) -> dict[str, int]:
-    """Return how many questions of each other file are among the training questions, options in any order.
-
-    Only equal questions are found, and lines that are no questions are passed over; `check` finds near ones too.
-    """
-    held_out: dict[int, set[tuple[str, int]]] = {}
-    for path in others:
-        for line, question_hash in _questions(path):
-            held_out.setdefault(question_hash, set()).add((str(path), line))
-    repeated: set[tuple[str, int]] = set()
-    for path in train if held_out else ():
-        for _, question_hash in _questions(path):
-            repeated |= held_out.get(question_hash, set())
-    return {str(path): count for path in others if (count := sum(name == str(path) for name, _ in repeated))}
-
-
 def warnings(
     train: Sequence[str | Path], held_out: Sequence[str | Path], earlier: Sequence[str | Path] = ()
 ) -> list[str]:
-    """Return what to tell about training questions: held out, with a doubtful key, or trained on in `earlier` files."""
+    """Return what to tell about training questions: held out, with a doubtful key, or trained on in `earlier` files.
+
+    Files held out or earlier that are not there are left out: test files often lie elsewhere than where one trains,
+    and a warning is no reason to ask for them.
+    """
     clean = f"Write a clean file with: cmexam-tune check --questions {' '.join(map(str, train))} --out checked"
-    again = shared(train, [*dict.fromkeys(map(str, (*held_out, *earlier)))])
+    present = [path for path in dict.fromkeys(map(str, (*held_out, *earlier))) if Path(path).is_file()]
+    repeated, doubtful_keys = look_through(train, present)
     texts = []
-    if counts := _counts_of(again, held_out):
+    if tests := [path for path in map(str, held_out) if path in repeated]:
+        counts = ", ".join(f"{repeated[path]:,} of {path}" for path in tests)
         texts.append(
-            f"warning: questions held out are also trained on: {_listed(counts)}. Scores on them are partly memory. "
-            f"{clean} --against {' '.join(counts)}"
+            f"warning: questions held out are also trained on: {counts}. Scores on them are partly memory. "
+            f"{clean} --against {' '.join(tests)}"
         )
-    if doubtful_keys := wrong_keys(train):
+    if doubtful_keys:
         by_finding = ", ".join(f"{count:,} {name}" for name, count in doubtful_keys.items())
         texts.append(
             f"warning: the answer key of training questions is doubtful ({by_finding}), and what it says is learnt. "
             f"{clean} --drop {','.join(doubtful_keys)}"
         )
-    if counts := _counts_of(again, earlier):
+    if learnt := [path for path in map(str, earlier) if path in repeated]:
+        counts = ", ".join(f"{repeated[path]:,} of {path}" for path in learnt)
         texts.append(
-            "warning: questions that model.adapter_name_or_path was trained on are trained on again: "
-            f"{_listed(counts)}. Outputs for them are partly memory, and verdicts on them say little; leave them out "
-            "with `select --against`."
+            f"warning: questions that model.adapter_name_or_path was trained on are trained on again: {counts}. "
+            "Outputs for them are partly memory, and verdicts on them say little; leave them out with "
+            "`select --against`."
         )
     return texts
 
 
-def wrong_keys(train: Iterable[str | Path]) -> Counter[str]:
-    """Return how often each finding of `WRONG_KEYS` is made in question files."""
-    count: Counter[str] = Counter()
+def look_through(train: Iterable[str | Path], others: Sequence[str]) -> tuple[dict[str, int], Counter[str]]:
+    """Return how many questions of each other file are trained on too, and how often each of `WRONG_KEYS` is found.
+
+    Equal are questions with the same words and options, in any order; `check` finds near ones too. Lines that are no
+    questions are left to whoever reads the files in earnest.
+    """
+    # Numbers in place of texts: the other files may be all of CMB-train.
+    elsewhere: dict[int, set[tuple[str, int]]] = {}
+    for path in others:
+        for line, question in readable(Path(path)):
+            elsewhere.setdefault(hash(question_text(question.stem, question.options)), set()).add((path, line))
     checks = {name: question_checks.CHECKS[name] for name in WRONG_KEYS if name in question_checks.CHECKS}
-    for path in train:
-        for _, question in readable(Path(path)):
-            count.update(name for name, check in checks.items() if check(question) is not None)
-            count.update(name for name, _ in known_problems(question))
-    return count
-
-
-def _counts_of(counts: Mapping[str, int], paths: Iterable[str | Path]) -> dict[str, int]:
-    return {str(path): counts[str(path)] for path in paths if str(path) in counts}
-
-
-def _listed(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{count:,} of {path}" for path, count in counts.items())
-
-
-def _questions(path: str | Path) -> Iterator[tuple[int, int]]:
-    """Yield line and hash of every question; a line that is none is left to whoever reads the file in earnest."""
-    for line, value in jsonl.read_objects(path):
-        stem, options = value.get("stem"), value.get("options")
-        if isinstance(stem, str) and isinstance(options, dict) and all(isinstance(o, str) for o in options.values()):
-            yield line, hash(question_text(stem, options))
+    repeated: set[tuple[str, int]] = set()
+    findings: Counter[str] = Counter()
+    for train_path in train:
+        for _, question in readable(Path(train_path)):
+            if elsewhere:
+                repeated |= elsewhere.get(hash(question_text(question.stem, question.options)), set())
+            findings.update(name for name, finds in checks.items() if finds(question) is not None)
+            findings.update(name for name, _ in known_problems(question))
+    return Counter(path for path, _ in repeated), findings

@@ -81,44 +81,47 @@ def find_resumable(run_folder: Path, *, deepspeed: bool, trusted: bool) -> Path 
     Every damaged one that is passed over is named.
 
     Raises:
-        UserError: training cannot go on from it (`check_resumable`).
+        UserError: training cannot go on from it (`refusal`).
     """
     rank, world = processes.rank_and_world()
     for folder in processes.gather(newest_first(run_folder))[0]:
-        problems = [problem for problem in processes.gather(damage(folder, rank, world)) if problem]
+        problem = damage(folder, rank, world)
+        # The secret by which a user knows their own is the first process's, which may be on another machine.
+        refused = refusal(folder, world, deepspeed=deepspeed, trusted=trusted) if rank == 0 else None
+        checked = processes.gather((problem, refused))
+        problems = [problem for problem, _ in checked if problem]
         if not problems:
-            check_resumable(folder, deepspeed=deepspeed, trusted=trusted)
+            if message := checked[0][1]:
+                raise UserError(message)
             return Path(folder)
         if rank == 0:
             cli.note(f"note: {folder} is damaged ({problems[0]}); going back to the checkpoint before it")
     return None
 
 
-def check_resumable(folder: Path, *, deepspeed: bool, trusted: bool) -> None:
-    """Refuse a whole checkpoint that this command cannot go on from, before anything is loaded.
+def refusal(folder: Path, world: int = 1, *, deepspeed: bool, trusted: bool) -> str | None:
+    """Return why this command, with `world` processes, cannot go on from a whole checkpoint, or None.
 
-    Raises:
-        UserError: it was written with (or without) DeepSpeed or by another number of DeepSpeed's processes, or
-            somebody else has written it and the command does not say that they are `trusted`.
+    It was written with (or without) DeepSpeed or by another number of DeepSpeed's processes, or somebody else has
+    written it and the command does not say that they are `trusted`.
     """
     manifest = Manifest.read(folder)
-    rank, world = processes.rank_and_world()
     if manifest is None or manifest.deepspeed != deepspeed:
         has, wants = ("without", "with") if deepspeed else ("with", "without")
-        raise UserError(
+        return (
             f"{folder}: was saved {has} DeepSpeed and this command runs {wants} it. Set training.deepspeed as before."
         )
     if deepspeed and manifest.processes != world:
-        raise UserError(
+        return (
             f"{folder}: was saved by {manifest.processes} processes and this command has {world}; DeepSpeed goes on "
             f"only with the same number. Start {manifest.processes}, or choose another out=... to begin anew."
         )
-    # The secret is the first process's, who may be on another machine.
-    if deepspeed and not trusted and not processes.gather(rank == 0 and is_own(folder, manifest))[0]:
-        raise UserError(
+    if deepspeed and not trusted and not is_own(folder, manifest):
+        return (
             f"{folder}: this DeepSpeed checkpoint was not written by you on this machine, and reading it can run code "
             "that was put into it. If you trust whoever wrote it, add --trust-checkpoint to the command."
         )
+    return None
 
 
 def damage(folder: Path, rank: int = 0, world: int = 1) -> str | None:

@@ -18,12 +18,13 @@ from transformers import PreTrainedConfig
 from cmexam_tune.config import Config
 from cmexam_tune.core.errors import first_line
 from cmexam_tune.models import checkpoint, device
-from cmexam_tune.training import arguments, objectives
+from cmexam_tune.training import arguments
 from cmexam_tune.training.data.batches import TrainingData
 from cmexam_tune.training.data.encoding import Encoder, truncation_table
 from cmexam_tune.training.data.questions import QuestionFiles
 from cmexam_tune.training.data.sampler import MicroBatch, StepPlan, slots
 from cmexam_tune.training.logits import CHUNK, can_fuse
+from cmexam_tune.training.objectives import Objective
 from cmexam_tune.training.run_directory import run
 
 STAGES = {"none": "without ZeRO", "zero2": "ZeRO-2", "zero3": "ZeRO-3", "zero3_offload": "ZeRO-3, offloaded"}
@@ -165,7 +166,7 @@ def dry_run(config: Config, questions: QuestionFiles, card_name: str | None = No
     local = int(os.environ.get("LOCAL_WORLD_SIZE", world))
 
     family, method = run.parts(config)
-    objective = objectives.named(config.training.objective)
+    objective = Objective.named(config.training.objective)
     arguments.check_supported(config, family, method, objective)
     # An adapter under the base adds no parameters once it is merged.
     loaded = family.load(dataclasses.replace(config.model, adapter_name_or_path=None), questions, device="meta")
@@ -229,7 +230,7 @@ def needs(
     """Return the size of a model, with what is tuned in it, and the bytes on each card by stage."""
     generates = run.parts(config)[0].task == "generate"
     size = ModelSize.of(model, generates=generates, load_in_4bit=config.model.load_in_4bit)
-    plain = objectives.named(config.training.objective).criterion(config) is None
+    plain = Objective.named(config.training.objective).criterion(config) is None
     fused = plain and generates and can_fuse(model.get_output_embeddings())
     working = activations(
         model.config, data, checkpointing=recomputes(config), generates=generates, fused=fused, card=card

@@ -19,6 +19,7 @@ from cmexam_tune.models.families import Family, Loaded
 from cmexam_tune.training import arguments as arguments_of
 from cmexam_tune.training import callbacks, checkpoints, objectives, processes, selfcheck
 from cmexam_tune.training.data.questions import QuestionFiles
+from cmexam_tune.training.objectives import Objective
 from cmexam_tune.training.run_directory import log, starting
 from cmexam_tune.training.run_directory import run as runs
 from cmexam_tune.training.safe_trainer import SafeTrainer
@@ -54,7 +55,7 @@ def fit(
     """
     config = run.config
     family, method = runs.parts(config)
-    objective = objectives.named(config.training.objective)
+    objective = Objective.named(config.training.objective)
     arguments_of.check_supported(config, family, method, objective)
     args = arguments_of.build(config, objective, run.path)
     first, device = args.process_index == 0, arguments_of.Card.here(args.use_cpu).name

@@ -7,8 +7,8 @@ import dataclasses
 
 from cmexam_tune.config import Config
 from cmexam_tune.interop.exporting.saved_files import prompt_codec
-from cmexam_tune.models import families, layouts, released
-from cmexam_tune.models.families import Loaded
+from cmexam_tune.models import layouts, released
+from cmexam_tune.models.families import Family, Loaded
 from cmexam_tune.models.generation import sampling
 from cmexam_tune.prompts import Dialogue
 
@@ -46,7 +46,7 @@ def written(config: Config, loaded: Loaded) -> Modelfile | str | None:
     codec = prompt_codec(config, loaded)
     if codec is None:
         return None
-    if not families.named(config.model.family).runs_in_ollama:
+    if not Family.named(config.model.family).runs_in_ollama:
         return f"Ollama does not read models of family {config.model.family}."
     if isinstance(loaded.tokenizer, released.RoleTokenizer):
         return f"Ollama was not tried with the tokenizer of {loaded.model.config.model_type}."

@@ -9,7 +9,7 @@ from cmexam_tune.config import Config
 from cmexam_tune.core import documents
 from cmexam_tune.models import families
 from cmexam_tune.models.causal import Codec
-from cmexam_tune.models.families import Loaded
+from cmexam_tune.models.families import Family, Loaded
 from cmexam_tune.models.families.llama import source_ids
 from cmexam_tune.prompts import Dialogue, Message
 
@@ -25,7 +25,7 @@ PROBES = (
 
 def prompt_codec(config: Config, loaded: Loaded) -> Codec | None:
     """Return how a run's model is asked; None: it writes no text."""
-    family = families.named(config.model.family)
+    family = Family.named(config.model.family)
     if not isinstance(family, families.Writer):
         return None
     decoder: Any = family.engine(loaded, config)

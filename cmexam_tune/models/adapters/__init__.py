@@ -8,12 +8,12 @@ name, so that a user's own method gets the right behaviour everywhere.
 """
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from cmexam_tune.core import variants
+from cmexam_tune.core.variants import Variant
 from cmexam_tune.models.families import Family
 
 if TYPE_CHECKING:
@@ -21,12 +21,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class Method(ABC):
+class Method(Variant):
     """What is trained, and what is written of it. Heavy imports stay inside functions: reading a config needs no torch.
 
     Methods hold no state: settings come with the calls that need them.
     """
 
+    folder = "tuning"
     Settings: ClassVar[type[Any]]
     """Frozen dataclass of the method's keys under `tuning`; ranges stand in the types."""
     standalone: ClassVar[bool]
@@ -64,7 +65,7 @@ class Method(ABC):
     def load(self, model: "PreTrainedModel", folder: Path) -> None:
         """Read what `save` wrote into a model that `attach` returned."""
 
-    def check(self, training: Mapping[str, object]) -> None:  # noqa: B027 - most methods refuse nothing
+    def check(self, training: Mapping[str, object]) -> None:
         """Refuse arguments of the training (the section `training`) that this method cannot be trained with.
 
         Raises:
@@ -91,13 +92,3 @@ class Method(ABC):
             folder: what `save` wrote.
         """
         raise NotImplementedError
-
-
-def named(name: str) -> Method:
-    """Return the method of a config's `tuning.method`.
-
-    Raises:
-        ConfigError: there is none of this name.
-    """
-    method: Method = variants.the_class("tuning", name)()
-    return method

@@ -7,28 +7,29 @@ Whatever differs between families is an attribute or a method of theirs: nobody 
 name, so that a user's own family gets the right behaviour everywhere.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from cmexam_tune import prompts
 from cmexam_tune.config import Config, ModelConfig, PromptConfig
-from cmexam_tune.core import variants
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.core.schema import Prediction, Question
+from cmexam_tune.core.variants import Variant
 from cmexam_tune.models import Loaded, gguf
 from cmexam_tune.models.completion import Engine, TextEngine, to_prediction
 from cmexam_tune.models.features import Encoded
 
-__all__ = ["Classifier", "Family", "Loaded", "Writer", "named", "writer"]
+__all__ = ["Classifier", "Family", "Loaded", "Writer", "writer"]
 
 if TYPE_CHECKING:
     import torch
 
 
-class Family(ABC):
+class Family(Variant):
     """A kind of model: how it is loaded, what it is trained on and how it answers. Families hold no state."""
 
+    folder = "families"
     task: ClassVar[Literal["generate", "classify"]]
     """Whether the model writes its answer or scores options."""
     lora_targets: ClassVar[tuple[str, ...]] = ()
@@ -133,16 +134,6 @@ class Classifier(Family):
         """Return the logits of a batch; its labels are not read."""
 
 
-def named(name: str) -> Family:
-    """Return the family of a config's `model.family`.
-
-    Raises:
-        ConfigError: there is none of this name.
-    """
-    family: Family = variants.the_class("families", name)()
-    return family
-
-
 def writer(name: str, why: str) -> Writer:
     """Return a family whose models write.
 
@@ -153,7 +144,7 @@ def writer(name: str, why: str) -> Writer:
     Raises:
         ConfigError: there is none of this name, or its models choose an option.
     """
-    family = named(name)
+    family = Family.named(name)
     if not isinstance(family, Writer):
         raise ConfigError(f"model.family={name}: a model that chooses an option cannot {why}.")
     return family

@@ -66,13 +66,12 @@ def question_files(config: Config) -> tuple[QuestionFiles, QuestionFiles]:
     data = config.data
     if not data.train:
         raise ConfigError("data.train: name at least one questions file, as `cmexam-tune preprocess` writes them.")
-    for path in data.train:
-        jsonl.check(path, "data.train file")
-    for path in data.validation:
+    remedies = {"train": "", "validation": " `data.validation=[]` trains without validation."}
+    for key, path in [("train", path) for path in data.train] + [("validation", path) for path in data.validation]:
         try:
-            jsonl.check(path, "data.validation file")
+            jsonl.check(path, f"data.{key} file")
         except UserError as error:
-            raise type(error)(f"{error} `data.validation=[]` trains without validation.") from None
+            raise type(error)(f"{error}{remedies[key]}") from None
     shuffle_seed = config.training.seed if data.shuffle_options else None
     return (
         QuestionFiles(data.train, data.max_train_samples, "train", data.mixture, shuffle_seed),

@@ -7,13 +7,13 @@ In: a config and question files. Out: the trainer that takes the steps. Start re
 together. Reading a config imports these files, so heavy imports stay inside functions.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from cmexam_tune.config import Config, installed_versions
-from cmexam_tune.core import variants
 from cmexam_tune.core.errors import ConfigError
+from cmexam_tune.core.variants import Variant
 from cmexam_tune.models.adapters import Method
 from cmexam_tune.models.families import Family
 from cmexam_tune.training.task import Task
@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from cmexam_tune.training.safe_trainer import SafeTrainer
 
 
-class Objective(ABC):
+class Objective(Variant):
     """What a model learns from. Objectives hold no state."""
 
+    folder = "objectives"
     trl_config: ClassVar[str | None] = None
     """The class of TRL whose fields `training` may hold beside transformers'; None: TRL is not needed."""
     defaults: ClassVar[Mapping[str, object]] = {}
@@ -95,13 +96,3 @@ class Objective(ABC):
         Raises:
             UserError: data or settings that cannot be trained with.
         """
-
-
-def named(name: str) -> Objective:
-    """Return the objective of a config's `training.objective`.
-
-    Raises:
-        ConfigError: there is none of this name.
-    """
-    objective: Objective = variants.the_class("objectives", name)()
-    return objective

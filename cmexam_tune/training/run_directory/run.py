@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 from cmexam_tune.config import Config, ModelConfig, load_config
 from cmexam_tune.core import documents, jsonl, variants
 from cmexam_tune.core.errors import ConfigError, UserError
-from cmexam_tune.models import adapters, families
 from cmexam_tune.models.adapters import Method
 from cmexam_tune.models.families import Family, Loaded
 from cmexam_tune.training.run_directory.log import LOG, read_log
@@ -162,11 +161,11 @@ def is_about(report: Mapping[str, object], path: Path) -> bool:
 
 def parts(config: Config) -> tuple[Family, Method]:
     """Return the config's family and tuning method."""
-    family = families.named(config.model.family)
+    family = Family.named(config.model.family)
     if config.tuning.method is None:
         names = ", ".join(variants.names("tuning"))
         raise ConfigError(f"tuning.method: required key is missing for a training; known: {names}.")
-    return family, adapters.named(config.tuning.method)
+    return family, Method.named(config.tuning.method)
 
 
 def load(folder: str | Path, overrides: Sequence[str] = (), device: str = "cpu") -> tuple[Config, Loaded]:

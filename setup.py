@@ -6,7 +6,7 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 HERE = Path(__file__).parent
-VERSION = re.search(r'__version__ = "(.+)"', (HERE / "cmexam_tune" / "__init__.py").read_text(encoding="utf-8"))
+VERSION = re.search(r'__version__ = "(.+)"', (HERE / "cmexam_tune/core/__init__.py").read_text(encoding="utf-8"))
 assert VERSION is not None
 SERVE = ["fastapi>=0.115", "uvicorn>=0.30"]
 # Before 1.55 the async client repeats a broken connection never, or for ever.

@@ -7,9 +7,9 @@ import importlib
 from pathlib import Path
 from types import ModuleType
 
+from cmexam_tune.core import __version__
 from cmexam_tune.core.schema import Case, Example, Prediction, Question, Report, Turn
 
-__version__ = "0.1.0"
 __all__ = ["Case", "Example", "Prediction", "Question", "Report", "Turn", "__version__"]
 
 

@@ -6,8 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from cmexam_tune import __version__
-from cmexam_tune.core import cli
+from cmexam_tune.core import __version__, cli
 from cmexam_tune.core.variants import suggest
 
 if TYPE_CHECKING:  # it reads recipes, which half of the programs do not, and pydantic would double their start

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from cmexam_tune import __version__
 from cmexam_tune.cmb_clin import explanations, human_scores, judge_page, judging, results, rubric
 from cmexam_tune.cmb_clin.judgements import Judged, Judgement
 from cmexam_tune.cmb_clin.rubric import Rubric, Variant
-from cmexam_tune.core import cli, documents, files, jsonl
+from cmexam_tune.core import __version__, cli, documents, files, jsonl
 from cmexam_tune.core.cli import File, Flag, Folder, Override
 from cmexam_tune.core.errors import DataError, UserError
 from cmexam_tune.core.own_files import OwnFiles

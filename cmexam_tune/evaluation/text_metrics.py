@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from cmexam_tune import __version__
+from cmexam_tune.core import __version__
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.core.variants import suggest
 

@@ -6,10 +6,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from cmexam_tune import __version__
 from cmexam_tune.config import Config
 from cmexam_tune.config.settings import SPEED
-from cmexam_tune.core import files
+from cmexam_tune.core import __version__, files
 from cmexam_tune.models import gguf
 
 SAME_ANYWAY = {"config", "mode", "run", "questions", "versions", "result"}

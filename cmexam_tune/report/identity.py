@@ -8,8 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import overload
 
-from cmexam_tune import __version__
-from cmexam_tune.core import files
+from cmexam_tune.core import __version__, files
 from cmexam_tune.evaluation import prediction_metadata
 from cmexam_tune.evaluation.prediction_metadata import PredictionMetadata, section
 

@@ -20,8 +20,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from cmexam_tune import __version__
-from cmexam_tune.core import files, jsonl
+from cmexam_tune.core import __version__, files, jsonl
 from cmexam_tune.core.errors import UserError
 from cmexam_tune.core.progress import Progress
 from cmexam_tune.core.schema import OMIT_IF_DEFAULT, Prediction, Question, Scores

@@ -15,9 +15,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from cmexam_tune import __version__, prompts
+from cmexam_tune import prompts
 from cmexam_tune.config import Config, dump_config, parse_config, read_yaml
-from cmexam_tune.core import cli, files
+from cmexam_tune.core import __version__, cli, files
 from cmexam_tune.core.errors import ConfigError, UserError
 from cmexam_tune.models import checkpoint_validation
 from cmexam_tune.training.run_directory import run as runs

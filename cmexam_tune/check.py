@@ -16,7 +16,7 @@ from cmexam_tune.core.schema import Question
 from cmexam_tune.evaluation import grading, prediction_metadata
 from cmexam_tune.evaluation.prediction_metadata import PredictionMetadata
 from cmexam_tune.interop import predictions as other_tools
-from cmexam_tune.prompts.retrieval import Passage
+from cmexam_tune.quality import passages as passages_of
 from cmexam_tune.quality import wrong_keys
 from cmexam_tune.quality.findings import (
     DEFAULT_DROP,
@@ -26,7 +26,7 @@ from cmexam_tune.quality.findings import (
     check_reasons,
     names_of,
 )
-from cmexam_tune.quality.passages import Leak, leaks
+from cmexam_tune.quality.passages import Leak
 from cmexam_tune.quality.wrong_keys import Suspect
 
 SHEET, ERRATA = "keys.review.xlsx", "errata.yaml"
@@ -108,7 +108,7 @@ def check(
         _write(result, names, Path(out))
         if passages:
             leaking = {leak.passage_id for leak in result.leaks}
-            clean = [passage for passage in jsonl.read(passages, Passage) if passage.id not in leaking]
+            clean = [passage for passage in passages_of.read(passages) if passage.id not in leaking]
             jsonl.write(Path(out) / _clean_passages(passages), clean, overwrite)
         if sheet is not None:
             sheet.update(wrong_keys.rows(suspects, list(jsonl.read(checked[0], Question))))
@@ -128,7 +128,7 @@ def _leaks(questions: Sequence[Path], path: str | Path | None) -> list[Leak]:
     if path is None:
         return []
     exam = [question for file in questions for question in jsonl.read(file, Question)]
-    leaking = list(leaks(jsonl.read(path, Passage), exam))
+    leaking = list(passages_of.leaks(passages_of.read(path), exam))
     cli.note(f"{path}: {len(leaking)} passages hold a question or its explanation")
     return leaking
 

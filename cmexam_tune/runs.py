@@ -55,11 +55,10 @@ def _folders(top: Path) -> Iterator[Path]:
 
 def _line(path: Path) -> Line | None:
     """Return what there is to say of a run; None, with a note, if it cannot be read."""
-    from cmexam_tune.config import parse_config, read_yaml
     from cmexam_tune.training.run_directory import run as run_directory
 
     try:
-        run = run_directory.Run(path, parse_config(read_yaml(path / "config.yaml"), str(path / "config.yaml")))
+        run = run_directory.look_at(path)
         log = run.log
     except (UserError, ValueError) as error:
         cli.note(f"note: {path} is left out, it cannot be read ({str(error).splitlines()[0]})")

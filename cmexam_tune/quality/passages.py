@@ -3,7 +3,9 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from cmexam_tune.core import jsonl
 from cmexam_tune.core.normalise import SHORTEST_STEM, plain
 from cmexam_tune.core.schema import Question
 from cmexam_tune.prompts.retrieval import Passage
@@ -24,6 +26,11 @@ class Leak:
     question_id: str
     what: str
     """`stem` or `explanation`."""
+
+
+def read(path: str | Path) -> Iterator[Passage]:
+    """Yield the passages of a file."""
+    return jsonl.read(path, Passage)
 
 
 def leaks(passages: Iterable[Passage], questions: Sequence[Question]) -> Iterator[Leak]:

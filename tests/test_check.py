@@ -180,7 +180,7 @@ def test_short_texts_and_few_questions():
 
 def test_known_errors_of_cmb():
     facets = {"exam_type": "药师考试", "exam_class": "初级中药士"}
-    hit = errata.doubtful([q("5205", facets=facets), q("5218", facets=facets), q("5205"), q("1", facets=facets)])
+    hit = errata.by_erratum([q("5205", facets=facets), q("5218", facets=facets), q("5205"), q("1", facets=facets)])
     named = {name: ids for (name, _), ids in hit.items()}
     once = {"5205"}
     assert named == {"cmb-test-2024-02": once, "cmb-test-one-letter": once, "cmb-test-unsorted": {"5218"}}

@@ -1,4 +1,4 @@
-"""A model as judge: every answer gets its scores, once asked and at most once asked again."""
+"""A model as judge: asked once for the scores of an answer, and once more where its reply cannot be read."""
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence

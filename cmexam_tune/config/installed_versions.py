@@ -87,7 +87,7 @@ def generation() -> Mapping[str, object]:
 
 @functools.cache
 def arguments(section: str, trl_config: str | None = None) -> type:
-    """Return the class by which names of the libraries in a section are checked: `training` or `generation`."""
+    """Return the `TypedDict` that checks the libraries' own settings in a section: `training` or `generation`."""
     names = training(trl_config) if section == "training" else generation()
     return TypedDict(section, names, total=False)  # type: ignore[operator, no-any-return]
 

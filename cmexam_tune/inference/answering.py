@@ -1,4 +1,4 @@
-"""From questions to lines: what a file lacks is asked, and every record is written as it comes."""
+"""Asks the questions that a file has no answer to yet, and appends each record as it arrives."""
 
 import itertools
 import time

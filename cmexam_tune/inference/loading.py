@@ -1,4 +1,4 @@
-"""Where a model comes from: a trained run, or a recipe whose model answers as it is."""
+"""Where a model comes from, a run or a recipe, and who computes it: this process, or a server (`model.engine`)."""
 
 import os
 import tempfile
@@ -49,7 +49,9 @@ def open_source(source: str | Path | Config, overrides: Sequence[str] = ()) -> S
 
 
 def load(source: Source) -> Loaded:
-    """Return the model in eval mode on the card, where there is one, and its tokenizer; LoRA is merged where it can be.
+    """Return the model in eval mode and its tokenizer: on this process's card, or at the server of `model.engine`.
+
+    LoRA is merged where it can be.
 
     Raises:
         UserError: no finished run, missing weights, or a model that does not fit the adapter.

@@ -5,4 +5,5 @@ the questions that may be trained on; of sampled answers, those that are worth l
 `findings.py`, one check; `duplicates.py` finds equal and near questions (by `minhash.py`), `contamination.py` those
 that were trained on, `wrong_keys.py` those whose key several runs contradict, `errata.py` knows what is wrong in the
 released files, `splits.py` keeps together what belongs together. `selection.py` makes training data of sampled answers.
+What is suspicious in one question is looked for in `prompts/question_checks.py`.
 """

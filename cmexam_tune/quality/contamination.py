@@ -11,7 +11,7 @@ from cmexam_tune.evaluation.breakdowns import Subset, subset
 from cmexam_tune.evaluation.comparison import Comparison
 from cmexam_tune.evaluation.graded import Graded
 from cmexam_tune.prompts import question_checks
-from cmexam_tune.quality.errata import Erratum, doubtful, known_problems
+from cmexam_tune.quality.errata import Erratum, by_erratum, known_problems
 from cmexam_tune.quality.findings import WRONG_KEYS, Overlap, names_of, readable
 
 SAME = ("exact", "contradiction", "near", "stem")
@@ -51,7 +51,7 @@ def subsets(
         UserError: there is a file of pairs and no file of questions that it could be about.
     """
     groups = {
-        f"{name} ({text})": ids for (name, text), ids in doubtful((item.question for item in graded), errata).items()
+        f"{name} ({text})": ids for (name, text), ids in by_erratum((item.question for item in graded), errata).items()
     }
     if path is not None:
         if len(questions) != 1:

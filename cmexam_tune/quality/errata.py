@@ -68,8 +68,8 @@ def known_problems(question: Question) -> Iterator[tuple[str, str]]:
             yield "known-error", f"{erratum.name}: {erratum.problem}"
 
 
-def doubtful(questions: Iterable[Question], further: Iterable[Erratum] = ()) -> dict[tuple[str, str], set[str]]:
-    """Return (erratum, problem) -> ids of the questions that have it; errata that hit nothing are left out.
+def by_erratum(questions: Iterable[Question], further: Iterable[Erratum] = ()) -> dict[tuple[str, str], set[str]]:
+    """Return (erratum, problem) -> ids of the questions that it lists; errata that list none are left out.
 
     `missing-stem` are questions that point at a case which is not there. Only CMB's are looked at, whose C type lacks
     its cases in the released files.

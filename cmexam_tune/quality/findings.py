@@ -1,4 +1,7 @@
-"""One check: question files are read line by line, pairs and findings collected, and questions chosen to keep."""
+"""One check: question files are read line by line, pairs and findings collected, and questions chosen to keep.
+
+`WRONG_KEYS` are the findings that make an answer key doubtful.
+"""
 
 import string
 from collections import Counter, defaultdict

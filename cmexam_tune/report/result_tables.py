@@ -17,7 +17,7 @@ LATEX_HEAD = "% \\usepackage{booktabs}; Chinese names need ctex or xeCJK.\n"
 
 
 def tables(report: FullReport) -> list[Table]:
-    """Return every table of a report, in the order in which its files show them."""
+    """Return every table of report.md and report.tex in order; report.html draws its own from the same numbers."""
     columns = _columns(report)
     # Whether there is anything to show -> what shows it.
     of_runs: tuple[tuple[object, Callable[[], Table]], ...] = (

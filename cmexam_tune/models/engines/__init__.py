@@ -3,6 +3,7 @@
 The engine is a server that is started as a child of this program and ends with it; nothing of it is imported, because
 it needs versions of torch and transformers of its own. Start reading with `served_model.py`, how it is asked;
 `server.py` is the child, `watch.py` what ends it even if this program is killed, `launchers.py` its command line.
+Whether one is used at all is decided in `inference/loading.py`.
 """
 
 import os

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Supervised(Objective):
-    """Every label of a step weighs the same."""
+    """Learning from known answers; every label of a step weighs the same (`loss_of` in `training/trainer.py`)."""
 
     has_validation_loss: ClassVar[bool] = True
 

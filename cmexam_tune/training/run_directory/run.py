@@ -136,7 +136,7 @@ def open_run(folder: str | Path, overrides: Sequence[str] = ()) -> Run:
 
 
 def look_at(folder: Path) -> Run:
-    """Return a run that is only looked at: what its config asks of a command, such as others' code, is not done.
+    """Return a run for inspection only: nothing that its config asks for, such as running others' code, is done.
 
     Raises:
         UserError: its config cannot be read.

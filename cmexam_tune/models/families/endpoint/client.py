@@ -1,9 +1,9 @@
-"""The client of one address: many requests at once, repeated where that helps, counted, and safe from any reply.
+"""The client of one address: many requests at once, counted, and safe from any reply.
 
-The `openai` library sends, repeats after 429, 5xx and broken connections with growing pauses, and waits as long as the
-server's Retry-After asks (up to two minutes in openai 3; beyond that the request fails). Here is what it leaves to its
-users: how many at once and how many a minute, when to stop, limits of time and size for a reply, and that nothing a
-server says can show the key or end the program.
+The `openai` library sends, repeats (at most `generation.max_retries` times) after 429, 5xx and broken connections with
+growing pauses, and waits as long as the server's Retry-After asks (up to two minutes in openai 3; beyond that the
+request fails). Here is what it leaves to its users: how many at once and how many a minute, when to stop, limits of
+time and size for a reply, and that nothing a server says can show the key or end the program.
 """
 
 import asyncio

@@ -195,7 +195,7 @@ class Reader:
         for recipe in recipes_of(got):
             added += self.stand_ins(recipe, changes, wanted)
         if command[0] == "reproduce":
-            rows = [entries.find(row).recipe for row in got.rows if "=" not in row]
+            rows = [entries.find(row).recipe for row in getattr(got, "rows", ()) if "=" not in row]
             added += [f"{row}:{word}" for row in rows for word in self.stand_ins(row, (), wanted)]
             added += [f"{row}:training.max_steps=1" for row in rows]
         if command[0] == "compare" or (command[0] == "train" and ("weights" in wanted or not self.whole)):

@@ -71,7 +71,7 @@ def test_everything(tmp_path: Path) -> None:
         cases = ["--cases", "data/clin.cases.jsonl"]
         call(tmp_path, "predict", *ask[:2], "--questions", cases[1], "--out", "clin.jsonl", *there)
         panel = ["--config", "zeroshot_vllm", "--out", "judged", *there]
-        assert "CMB-Clin" in call(tmp_path, "judge", "--predictions", "clin.jsonl", *cases, *panel)
+        assert "Scores" in call(tmp_path, "judge", "--predictions", "clin.jsonl", *cases, *panel)
         lines = (tmp_path / "data" / "train.questions.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)[:2]
         (tmp_path / "two.jsonl").write_text("".join(lines), encoding="utf-8")
         call(tmp_path, "annotate", "--questions", "two.jsonl", *ask[:2], "--out", "a.jsonl", *there)

@@ -13,7 +13,6 @@ from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.evaluation import comparison, grading, prediction_metadata, scorers
 from cmexam_tune.evaluation import metrics as metrics_by_name
 from cmexam_tune.evaluation.graded import Graded
-from cmexam_tune.evaluation.metrics import Metric
 from cmexam_tune.evaluation.prediction_metadata import PredictionMetadata
 from cmexam_tune.evaluation.scorers import STANDARD, Scorer
 from cmexam_tune.interop import predictions as other_tools
@@ -117,7 +116,7 @@ def evaluate(
     Raises:
         UserError: a file is missing, broken or of other questions, a report exists, the profile or paper is unknown.
     """
-    scorer, extra_metrics = _scorer(profile, metrics)
+    scorer = _scorer(profile, metrics)
     _check_out(out, overwrite)
     exam = _records(questions, Question)
     runs, baseline_run = _load(predictions, baseline, name, exam)
@@ -152,7 +151,7 @@ def evaluate(
         report,
         identity=_identity(first, inputs["questions"], len(scored), scorer),
         training=_training_curves(first),
-        metrics=extra_metrics,
+        metrics=scorer.metrics,
         selection=selection,
         comparison=compared,
         cut={key: cut for key, items in shown.items() if (cut := grading.truncation(items))},
@@ -169,12 +168,11 @@ def evaluate(
     return writing.write(report, shown, out, overwrite=overwrite, latex=latex, subset=chosen)
 
 
-def _scorer(profile: str, metrics: Sequence[str]) -> tuple[Scorer, dict[str, Metric]]:
-    """Return the scorer whose rules decide, with what users added to its metrics, and those additions by themselves."""
-    added = dict(map(metrics_by_name.get, metrics))
+def _scorer(profile: str, metrics: Sequence[str]) -> Scorer:
+    """Return the scorer whose rules decide, with the metrics that users added to its own."""
     # With `all`, ours decides; the others' scores stand beside it (`_other_scorers`).
     scorer = scorers.get(STANDARD if profile == ALL else profile)
-    return replace(scorer, metrics={**scorer.metrics, **{key: metric.of for key, metric in added.items()}}), added
+    return replace(scorer, metrics={**scorer.metrics, **dict(map(metrics_by_name.get, metrics))})
 
 
 def _several_runs(

@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,6 +12,7 @@ from cmexam_tune import evaluate
 from cmexam_tune.core import jsonl
 from cmexam_tune.core.schema import Prediction, Question
 from cmexam_tune.evaluation import grading, scorers, text_metrics
+from cmexam_tune.evaluation.metrics import Metric
 from cmexam_tune.evaluation.scorers import _cmexam
 
 GOLDEN = Path(__file__).resolve().parents[2] / "shared" / "golden"
@@ -208,16 +211,22 @@ def test_a_profile_of_ones_own_by_its_dotted_name(tmp_path, monkeypatch):
     assert json.loads((tmp_path / "out" / "report.json").read_text(encoding="utf-8"))["overall"]["accuracy"] == 100
 
 
-def test_a_scorer_brings_metrics_of_its_own():
+def test_a_scorer_brings_metrics_of_its_own(tmp_path, monkeypatch):
     """Each is a function of graded questions, for every facet too; there is none of no questions."""
 
     def first_letter(graded):
         return 100 * sum(item.question.answer[:1] == (item.answer or "")[:1] for item in graded) / len(graded)
 
-    scorer = dataclasses.replace(scorers.get("standard"), metrics={"first_letter": first_letter})
+    metric = Metric(first_letter, "First letter %", "首字母 %")
+    scorer = dataclasses.replace(scorers.get("standard"), metrics={"first_letter": metric})
     questions = [Question("a", "题", DRUGS, "AB"), Question("b", "题", DRUGS, "C")]
     outputs = [Prediction("a", "答案: AC"), Prediction("b", "说不清")]
     graded = grading.grade(questions, outputs, scorer)
     assert grading.score(graded, scorer)["first_letter"] == 50
     assert grading.score(graded[:1], scorer)["first_letter"] == 100
     assert grading.score([], scorer)["first_letter"] is None
+    monkeypatch.setitem(sys.modules, "my_lab.first", SimpleNamespace(SCORER=scorer))
+    report = evaluate.evaluate(outputs, questions, tmp_path / "out", profile="my_lab.first")
+    assert report.overall["first_letter"] == 50 and [*report.metrics] == ["first_letter"]
+    assert "first_letter" in (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    assert "首字母 %" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")

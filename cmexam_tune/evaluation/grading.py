@@ -211,7 +211,7 @@ def score(graded: Sequence[Graded], scorer: str | Scorer = "standard") -> Scores
     }
     for name, facets in scorer.averages.items():
         scores[name] = average(scored, facets)
-    scores.update({name: metric(scored) if scored else None for name, metric in scorer.metrics.items()})
+    scores.update({name: metric.of(scored) if scored else None for name, metric in scorer.metrics.items()})
     return scores
 
 

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, Protocol
 from cmexam_tune.core import variants
 from cmexam_tune.core.errors import ConfigError
 from cmexam_tune.core.schema import Question
-from cmexam_tune.evaluation.graded import Graded
+from cmexam_tune.evaluation.metrics import Metric
 from cmexam_tune.evaluation.text_metrics import PairStatistics
 
 STANDARD = "standard"
@@ -64,8 +64,8 @@ class Scorer:
     averages: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Averages beside the plain share of right answers: key of the scores -> facets, the outermost first.
     `("exam_type", "exam_class")` is the mean over the types of the mean over their classes."""
-    metrics: "Mapping[str, Callable[[Sequence[Graded]], float]]" = field(default_factory=dict)
-    """More scores, of the script or of `evaluation/metrics`: key -> function of the questions that count."""
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    """More scores, of the script or of `evaluation/metrics`, each a column of the report: key -> metric."""
     headline: str = "accuracy"
     """Key of the score that the script reports: `accuracy` or one of `averages`."""
     styles: tuple[str, ...] = ()

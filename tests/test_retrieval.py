@@ -167,10 +167,10 @@ def test_mistakes_and_the_reference_of_settings(files):
     schema = json.dumps(describing.json_schema())
     assert "$ref" not in schema and '"passages": {' in schema
     bert = make_config("bert", prompt__context={"passages": str(files / "books.jsonl")}, tuning={"method": "head"})
-    from cmexam_tune.models.families import named
+    from cmexam_tune.models.families import Family
 
     with pytest.raises(ConfigError, match="reads no passages"):
-        named("bert").engine(None, bert)
+        Family.named("bert").engine(None, bert)
     assert (
         config.load_config("zeroshot_qwen", ["prompt.context.passages=a.jsonl", "prompt.context.k=5"]).prompt.context.k
         == 5
